@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -108,3 +112,30 @@ def test_the_notebook_runs(models: dict[str, Path], tmp_path: Path) -> None:
         )
         == 6
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is not None, reason="TRL is installed here")
+def test_without_trl_the_package_says_what_to_install() -> None:
+    import ftis.trl
+
+    with pytest.raises(ImportError, match=r"pip install 'ftis-rl\[trl\]'"):
+        _ = ftis.trl.FTISTrainer
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ftis.trl.nothing
+
+
+@pytest.mark.parametrize(("version", "goes"), [("1.15.2", False), ("1.16.3", True), ("1.21.0", True), ("2.0", False)])
+def test_trl_below_2_goes_and_one_that_was_not_tried_warns_once(
+    version: str, goes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ftis.trl
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
+    with warnings.catch_warnings(record=True) as said, contextlib.suppress(ImportError):
+        warnings.simplefilter("default")
+        for _ in range(2):
+            _ = ftis.trl.Swarm
+    assert len([one for one in said if version in str(one.message)]) == (version == "1.21.0")
+    if not goes:
+        with pytest.raises(ImportError, match=f"TRL here is {version}"):
+            _ = ftis.trl.Swarm

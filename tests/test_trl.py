@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -15,7 +14,6 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,20 +41,24 @@ from ftis.models import starters
 from ftis.objectives import policy_loss, resolve
 from ftis.policy import Policy
 from ftis.prompts import Task
+from ftis.recipe.arms import RunError
 from ftis.records.events import Stopped, unheard
-from ftis.records.files import read_jsonl
+from ftis.records.files import InUseError, locked, read_jsonl
 from ftis.records.writing import read_rollouts
 from ftis.rollouts import Group, Prompt, ScoredGroup, collate
 from ftis.run.assembly import assemble
+from ftis.run.provenance import read_provenance
+from ftis.run.runs import peer_lock
 from ftis.run.training import Trainer
 from ftis.selection import select
 from ftis.swarm.facts import mismatch
 from ftis.swarm.link import NetworkExchange
+from ftis.trl.member import AloneError, connected, newest_checkpoint
+from ftis.trl.options import OptionError
 from recipes import evenness
 
-HERE = importlib.util.find_spec("trl") is not None
-needs_trl = pytest.mark.skipif(not HERE, reason="TRL is not installed here: make test-trl")
 pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed here: make test-trl"),
     pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning"),
 ]
@@ -76,35 +78,6 @@ def quiet() -> Iterator[None]:
     torch.set_rng_state(state)
 
 
-@pytest.mark.skipif(HERE, reason="TRL is installed here")
-def test_without_trl_the_package_says_what_to_install() -> None:
-    import ftis.trl
-
-    with pytest.raises(ImportError, match=r"pip install 'ftis-rl\[trl\]'"):
-        _ = ftis.trl.FTISTrainer
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = ftis.trl.nothing
-
-
-@pytest.mark.parametrize(("version", "goes"), [("1.15.2", False), ("1.16.3", True), ("1.21.0", True), ("2.0", False)])
-def test_trl_below_2_goes_and_one_that_was_not_tried_warns_once(
-    version: str, goes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ftis.trl
-
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
-    with warnings.catch_warnings(record=True) as said, contextlib.suppress(ImportError):
-        warnings.simplefilter("default")
-        for _ in range(2):
-            _ = ftis.trl.Swarm
-    assert [str(one.message) for one in said if version in str(one.message)] == [
-        f"ftis.trl was tried with TRL 1.16 and not with {version}"
-    ] * (version == "1.21.0")
-    if not goes:
-        with pytest.raises(ImportError, match=f"TRL here is {version}"):
-            _ = ftis.trl.Swarm
-
-
 PARAMETERS = {
     "_prepare_inputs": ("self", "generation_batch"),
     "_generate_and_score_completions": ("self", "inputs"),
@@ -122,7 +95,6 @@ PARAMETERS = {
 """Methods of GRPOTrainer that the trainer overrides or calls, and the parameters that they must begin with."""
 
 
-@needs_trl
 def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) -> None:
     """The names are read from the code: each ``self._name`` and ``super()._name`` that is not the trainer's own."""
     from transformers import GenerationConfig
@@ -176,7 +148,6 @@ def rows_of(n: int) -> Any:
     return Dataset.from_list([{"prompt": f"{a}+{b}=", "solution": str(a + b)} for a in range(n // 4) for b in range(4)])
 
 
-@needs_trl
 @pytest.mark.parametrize(
     "options",
     [
@@ -214,7 +185,6 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
-@needs_trl
 @pytest.mark.parametrize("mode", ["vertical", "horizontal"])
 @pytest.mark.parametrize("options", LOSSES, ids=str)
 def test_two_peers_of_one_policy_learn_what_grpotrainer_learns_from_both(
@@ -254,7 +224,6 @@ CORRECTED = {
 """Our objectives, and the correction and the options of TRL that amount to the same."""
 
 
-@needs_trl
 @pytest.mark.parametrize("name", CORRECTED)
 def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Path, tmp_path: Path) -> None:
     """In float64, against transformers' own logits, row by row and without padding."""
@@ -309,7 +278,6 @@ def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Pa
         assert found[key] == pytest.approx(parameter.grad, abs=1e-6), key
 
 
-@needs_trl
 @given_cases(n=st.integers(0, 9), size=st.integers(1, 5), parts=st.integers(1, 4))
 def test_processes_share_rows_evenly(n: int, size: int, parts: int) -> None:
     from ftis.trl.batches import EMPTY
@@ -324,7 +292,6 @@ def test_processes_share_rows_evenly(n: int, size: int, parts: int) -> None:
         assert [value for part in evenly for value in part][:n] == list(range(n))
 
 
-@needs_trl
 @pytest.mark.parametrize(
     ("error", "elsewhere", "said"),
     [
@@ -352,7 +319,6 @@ def test_what_fails_in_the_main_process_fails_in_all(
         ranks.Ranks(1, 2).from_main(fail)
 
 
-@needs_trl
 def test_processes_hear_that_the_main_one_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftis.trl import ranks
 
@@ -378,13 +344,6 @@ def test_processes_hear_that_the_main_one_still_waits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: outcome.__setitem__(slice(None), next(heard)))
     assert ranks.Ranks(1, 2).from_main(work, waits=True) == "done"
     assert next(heard, None) is None
-
-    def late() -> None:
-        raise TimeoutError("of the work's own")
-
-    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: None)
-    with pytest.raises(TimeoutError, match="of the work's own"):
-        ranks.Ranks(0, 2).from_main(late, waits=True)
 
 
 # --- the exchange -----------------------------------------------------------------------------------
@@ -417,7 +376,6 @@ def trained_beside_ours(recipe: Recipe, model: Path, others: Path, place: Path) 
     return trainer
 
 
-@needs_trl
 def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
     trainer = trained_beside_ours(recipe, model, model, tmp_path)
@@ -444,7 +402,6 @@ def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_pa
     assert [row["reward"] for row in logged] == pytest.approx([row["reward"] for row in here])
 
 
-@needs_trl
 def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
     recipe = recipe.model_copy(update={"exchange": "text"})
@@ -459,7 +416,6 @@ def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path:
             assert (row["sent"] is not None) == (row["source"] == source)
 
 
-@needs_trl
 def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path: Path) -> None:
     small = starters.make("starter:small")
     for mine in ([], ["<eos>"]):
@@ -472,36 +428,23 @@ def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path:
             trainer_of(small, config(tmp_path), recipe)
 
 
-@needs_trl
-def test_its_log_probabilities_are_of_what_it_sampled(model: Path, tmp_path: Path) -> None:
-    exchange = MadeUp()
-    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(1), exchange)
+@pytest.mark.parametrize("reported", [False, True])
+def test_log_probabilities_on_offer_are_of_what_was_sampled(reported: bool, model: Path, tmp_path: Path) -> None:
+    """The model's, or those that a sampler reports, as vLLM or a rollout_func."""
+    exchange, sampler = MadeUp(), {"rollout_func": given} if reported else {}
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(1), exchange, **sampler)
     trainer.train()
     ((_, data),) = exchange.published
     policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
     for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups:
+        made = given([trainer.train_dataset[group.item]["prompt"]] * GROUP, trainer)
         ids = [rollout.completion_ids for rollout in group.rollouts]
         expected = policy.logps([trainer.member.prompt_ids[group.item]] * GROUP, ids, 1.0)
-        for rollout, logp in zip(group.rollouts, expected, strict=True):
+        assert ([one.tolist() for one in ids] == made["completion_ids"]) == reported
+        for rollout, logp in zip(group.rollouts, made["logprobs"] if reported else expected, strict=True):
             assert rollout.gen_logp == pytest.approx(logp, abs=1e-5)
-
-
-@needs_trl
-def test_log_probabilities_that_a_sampler_reports_are_those_that_are_offered(model: Path, tmp_path: Path) -> None:
-    """As vLLM reports them, or a rollout_func: π_gen is theirs, and log π_old is computed."""
-    exchange = MadeUp()
-    args = config(tmp_path, save_strategy="no")
-    trainer = trainer_of(model, args, scene_recipe(1), exchange, rollout_func=given)
-    trainer.train()
-    ((_, data),) = exchange.published
-    for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups:
-        prompt = trainer.train_dataset[group.item]["prompt"]
-        reported = given([prompt] * GROUP, trainer)
-        for n, rollout in enumerate(group.rollouts):
-            assert rollout.completion_ids.tolist() == reported["completion_ids"][n]
-            assert rollout.gen_logp == pytest.approx(reported["logprobs"][n], abs=1e-6)
     (row,) = read_jsonl(trainer.place / "metrics.jsonl")
-    assert row["sampling/checked_logp_difference/mean"] > 1  # what is made up is not the model's
+    assert (row.get("sampling/checked_logp_difference/mean", 0) > 1) == reported  # what is made up is not the model's
 
 
 @pytest.fixture
@@ -511,17 +454,14 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[Vllm]:
     return Vllm
 
 
-def with_vllm(place: Path, mode: str) -> Any:
-    return config(place, save_strategy="no", use_vllm=True, vllm_mode=mode)
-
-
-@needs_trl
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     mode: str, vllm: type[Vllm], model: Path, tmp_path: Path
 ) -> None:
     exchange = MadeUp()
-    trainer = trainer_of(model, with_vllm(tmp_path, mode), scene_recipe(3), exchange)
+    trainer = trainer_of(
+        model, config(tmp_path, save_strategy="no", use_vllm=True, vllm_mode=mode), scene_recipe(3), exchange
+    )
     trainer.train()
     (engine,) = vllm.made
     assert engine.handed_over == 3  # once a round
@@ -539,21 +479,15 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
         assert 0 < row["sampling/checked_logp_difference/max"] < 1e-4
 
 
-@needs_trl
 def test_a_vllm_server_with_other_log_probabilities_is_refused(
     vllm: type[Vllm], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftis.trl.options import OptionError
-
     monkeypatch.setattr(vllm, "logprobs_mode", "raw_logprobs")
     with pytest.raises(OptionError, match="start it with --logprobs-mode processed_logprobs"):
-        trainer_of(model, with_vllm(tmp_path, "server"))
+        trainer_of(model, config(tmp_path, use_vllm=True, vllm_mode="server"))
 
 
-@needs_trl
 def test_who_lies_about_log_probabilities_is_not_learned_from(model: Path, tmp_path: Path) -> None:
-    from ftis.trl.member import AloneError
-
     recipe = scene_recipe(honesty={"action": "quarantine"})
     trainer = trainer_of(model, config(tmp_path, save_strategy="no"), recipe, MadeUp(lie=-9.0))
     with pytest.raises(AloneError):  # it gives itself away in the first round
@@ -583,10 +517,9 @@ def fails_on(bad: Sequence[int], how: str, later: bool) -> Any:
     return reward_later if later else reward
 
 
-@needs_trl
 @pytest.mark.parametrize(
     ("how", "later"),
-    [("raises", False), ("raises", True), ("too few", False), ("None", False), ("inf", True), ("text", False)],
+    [("raises", True), ("too few", False), ("None", False), ("inf", True), ("text", False)],
 )
 def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
     how: str, later: bool, model: Path, tmp_path: Path
@@ -608,7 +541,6 @@ def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
     }
 
 
-@needs_trl
 @pytest.mark.parametrize("how", ["raises", "None", "inf"])
 def test_a_reward_function_may_give_an_own_completion_no_number_as_in_trl(
     how: str, model: Path, tmp_path: Path
@@ -628,7 +560,6 @@ def test_a_reward_function_may_give_an_own_completion_no_number_as_in_trl(
     assert of_group == [0.0] * GROUP
 
 
-@needs_trl
 def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, tmp_path: Path) -> None:
     whole = MadeUp()
     trainer = trainer_of(model, config(tmp_path / "whole"), exchange=whole)
@@ -658,29 +589,14 @@ def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, t
         assert torch.equal(one, other), name
 
 
-@needs_trl
-def test_a_run_is_not_begun_anew_in_the_place_of_another(model: Path, tmp_path: Path) -> None:
-    from ftis.recipe.arms import RunError
-
-    with pytest.raises(KeyboardInterrupt):
-        trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
-    with pytest.raises(RunError, match="resume_from_checkpoint=True"):
-        trainer_of(model, config(tmp_path)).train()
-    (tmp_path / "checkpoint-2" / "ftis.json").unlink()
-    with pytest.raises(RunError, match=r"checkpoint-2 has no ftis.json"):
-        trainer_of(model, config(tmp_path)).train(resume_from_checkpoint=True)
-
-
-@needs_trl
-def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path, tmp_path: Path) -> None:
-    from ftis.recipe.arms import RunError
-    from ftis.records.files import InUseError, locked
-    from ftis.run.provenance import read_provenance
-    from ftis.run.runs import peer_lock
-
+def test_a_run_goes_on_from_its_checkpoint_with_its_own_recipe_alone_and_in_one_process(
+    model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
     assert read_provenance(tmp_path / "ftis")["versions"]["torch"] == torch.__version__
+    with pytest.raises(RunError, match="resume_from_checkpoint=True"):
+        trainer_of(model, config(tmp_path)).train()
     other = trainer_of(model, config(tmp_path), scene_recipe(objective={"name": "TIS"}))
     with pytest.raises(RunError, match=r"another recipe \(they differ in: arms, objective.name"):
         other.train(resume_from_checkpoint=True)
@@ -690,14 +606,15 @@ def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path,
         again.train(resume_from_checkpoint=True)
     assert (tmp_path / "ftis" / "metrics.jsonl").read_bytes() == before
     again.train(resume_from_checkpoint=True)
+    (tmp_path / "checkpoint-6" / "ftis.json").unlink()
+    with pytest.raises(RunError, match=r"checkpoint-6 has no ftis.json"):
+        trainer_of(model, config(tmp_path)).train(resume_from_checkpoint=True)
 
 
-@needs_trl
 def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ftis.trl import FTISTrainer, Swarm
-    from ftis.trl.member import connected
 
     recipe = scene_recipe(network={"port": free_port(), "deadline": 1.0, "start_seconds": 1.0})
     swarm = Swarm(recipe.model_copy(update={"exchange": "text"}), "a", open=True)
@@ -709,12 +626,9 @@ def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
     assert "arm F-TIS: a, 3 rounds, exchanging text" in said
 
 
-@needs_trl
 def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ftis.trl.member import AloneError
-
     trainer = trainer_of(model, config(tmp_path), exchange=Nobody())
     with pytest.raises(AloneError, match="in any of 3 rounds"):
         trainer.train()
@@ -723,7 +637,6 @@ def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
     assert (tmp_path / "checkpoint-6" / "model.safetensors").exists()
 
 
-@needs_trl
 def test_who_was_found_after_the_last_checkpoint_stays_found_after_a_kill(model: Path, tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"})
     trainer = trainer_of(model, config(tmp_path), recipe, Nobody())
@@ -736,10 +649,7 @@ def test_who_was_found_after_the_last_checkpoint_stays_found_after_a_kill(model:
     assert test.quarantined == {"b"}
 
 
-@needs_trl
 def test_of_checkpoints_the_newest_that_was_written_whole_is_taken(tmp_path: Path) -> None:
-    from ftis.trl.member import newest_checkpoint
-
     assert newest_checkpoint(str(tmp_path)) is None
     for name, state in (("4", "{}"), ("10", "{}"), ("12", '{"glo'), ("14", None), ("best", "{}")):
         (tmp_path / f"checkpoint-{name}").mkdir()
@@ -749,7 +659,6 @@ def test_of_checkpoints_the_newest_that_was_written_whole_is_taken(tmp_path: Pat
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 
-@needs_trl
 def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> None:
     """Two optimiser steps a round, twice over the round, in one micro-batch each or in two."""
     weights = []
@@ -766,7 +675,6 @@ def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> No
         assert weights[1][name].detach() == pytest.approx(weight.detach(), abs=1e-5), name
 
 
-@needs_trl
 @pytest.mark.parametrize("way", ["lora", "bfloat16", "checkpointed"])
 def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: Path) -> None:
     from peft import LoraConfig
@@ -814,19 +722,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@needs_trl
 @pytest.mark.parametrize(("options", "said"), CONTRADICTIONS, ids=lambda value: str(value)[:40])
 def test_an_option_that_contradicts_is_refused_by_name(
     options: dict[str, Any], said: str, vllm: type[Vllm], model: Path, tmp_path: Path
 ) -> None:
-    from ftis.trl.options import OptionError
-
     with pytest.raises(OptionError) as refused:
         trainer_of(model, config(tmp_path, **options))
     assert said in str(refused.value)
 
 
-@needs_trl
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
@@ -848,12 +752,9 @@ def test_a_recipe_that_trl_cannot_follow_is_refused(
     assert said in str(refused.value)
 
 
-@needs_trl
 def test_what_only_ftis_train_has_and_completions_with_more_than_sampled_tokens_are_refused(
     model: Path, tmp_path: Path
 ) -> None:
-    from ftis.trl.options import OptionError
-
     mine, other = scene_recipe().peers
     for update in ({"attack": "text"}, {"rounds_late": 1}):
         recipe = scene_recipe().model_copy(update={"peers": (mine.model_copy(update=update), other)})
@@ -865,12 +766,9 @@ def test_what_only_ftis_train_has_and_completions_with_more_than_sampled_tokens_
             trainer_of(model, config(tmp_path), **more)
 
 
-@needs_trl
 def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts_is_refused(
     model: Path, tmp_path: Path
 ) -> None:
-    from ftis.trl.options import OptionError
-
     def elsewhere(made: dict[str, Any], end: int) -> dict[str, Any]:
         first, *others = made["prompt_ids"]
         return {"prompt_ids": [[*first, 5], *others]}
@@ -898,12 +796,9 @@ def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts
         assert exchange.published == []
 
 
-@needs_trl
 def test_a_model_that_samples_otherwise_than_it_learns_and_a_data_set_of_another_length_are_refused(
     tiny_model_dir: TinyModelDir, model: Path, tmp_path: Path
 ) -> None:
-    from ftis.trl.options import OptionError
-
     with pytest.raises(OptionError, match="attention_dropout"):
         trainer_of(tiny_model_dir("qwen2", attention_dropout=0.1), config(tmp_path))
     defaults = {"no_repeat_ngram_size": 2, "temperature": 0.3, "top_k": 5, "do_sample": True}
@@ -916,18 +811,19 @@ def test_a_model_that_samples_otherwise_than_it_learns_and_a_data_set_of_another
         trainer_of(model, config(tmp_path), train_dataset=short)
 
 
-@needs_trl
 def test_a_model_that_takes_padding_for_positions_is_refused(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
-    from ftis.trl.options import OptionError
-
     trainer = trainer_of(tiny_model_dir("gpt2"), config(tmp_path, disable_dropout=True))
     with pytest.raises(OptionError, match="it has absolute positions"):
         trainer.train()
     assert trainer._swarm.link.published == []
 
 
-@needs_trl
-def test_conversations_are_prompts_too(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parsed", [False, True])
+def test_conversations_are_prompts_too(parsed: bool, tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    """Answers are text, or what a tokenizer's template of answers makes of it."""
+    from transformers import AutoTokenizer
+    from trl.chat_template_utils import qwen3_template
+
     heard: list[Any] = []
 
     def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
@@ -935,14 +831,18 @@ def test_conversations_are_prompts_too(tiny_model_dir: TinyModelDir, tmp_path: P
         return evenness(prompts, completions, completion_ids)
 
     model = tiny_model_dir("qwen2", chat_template=True)
-    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(1), reward=reward)
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    if parsed:
+        tokenizer.response_template = qwen3_template
+    args = config(tmp_path, save_strategy="no")
+    trainer = trainer_of(model, args, scene_recipe(1), reward=reward, processing_class=tokenizer)
     assert trainer.train_dataset[0]["prompt"] == [{"role": "user", "content": "0+1+1="}]
     trainer.train()
     assert len(heard) == 4 * GROUP  # own ones and the other's, alike
     assert all(message[0]["role"] == "assistant" for message in heard)
+    assert all(message[0]["content"].startswith("[user]") == parsed for message in heard)
 
 
-@needs_trl
 @pytest.mark.parametrize("options", [{}, {"mood": "so"}])
 def test_a_template_that_writes_a_date_is_written_as_trl_does(options: dict[str, str]) -> None:
     from ftis.trl.problems import dataset_of
@@ -968,7 +868,6 @@ def of_script(model: Path, args: Any, dataset: Any, **swarm: Any) -> Any:
     return trainer
 
 
-@needs_trl
 def test_a_data_set_of_the_script_is_the_swarms_task(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     """With the values of GRPOConfig, and F-TIS-lifted over shared prompts."""
     model = tiny_model_dir("qwen2", chat_template=True)
@@ -985,34 +884,37 @@ def test_a_data_set_of_the_script_is_the_swarms_task(tiny_model_dir: TinyModelDi
     assert trainer.member.task.train[0].question == chat[0]["prompt"][0]["content"]
 
 
-@needs_trl
 def test_peers_of_other_data_say_so(model: Path, tmp_path: Path) -> None:
-    from ftis.trl.options import OptionError
-
-    mine = of_script(model, config(tmp_path), rows_of(12)).member
-    assert mine.header.run == of_script(model, config(tmp_path), rows_of(12).select(range(12))).member.header.run
-    other = of_script(model, config(tmp_path), rows_of(12).shuffle(seed=1)).member
-    assert other.header.run != mine.header.run
-    facts = [{"peers": ["a", "b"], "task_digest": member.task.digest} for member in (mine, other)]
-    found = mismatch("trl", *facts)
+    members = [
+        of_script(model, config(tmp_path), rows).member
+        for rows in (rows_of(12), rows_of(12).select(range(12)), rows_of(12).shuffle(seed=1))
+    ]
+    mine, same, other = ({"task_digest": member.task.digest} for member in members)
+    assert mismatch("trl", mine, same) is None
+    assert members[0].header.run == members[1].header.run != members[2].header.run
+    found = mismatch("trl", mine, other)
     assert found is not None
     assert "task_digest" in found.of(["b"])
     assert "same problems" in found.of(["b"])
-    for swarm, said in (
+
+
+def test_a_swarm_that_cannot_be_meant_is_refused(model: Path, tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"peers": (), "key": "a.key"}, "names nobody else"),
         ({"recipe": scene_recipe(), "settings": {"seed": 1}}, "stand in the recipe"),
         ({"peer": "c"}, "no peer 'c'"),
-    ):
+        ({"settings": {"sampling.num_generations": 3}}, "cannot be divided"),
+    ]
+    for swarm, said in cases:
         with pytest.raises(FtisError, match=said):
             of_script(model, config(tmp_path), rows_of(12), **swarm)
-    with pytest.raises(OptionError, match="no length"):
+    with pytest.raises(FtisError, match="no length"):
         of_script(model, config(tmp_path), rows_of(12).to_iterable_dataset())
 
 
 # --- processes --------------------------------------------------------------------------------------
 
 
-@needs_trl
 @pytest.mark.slow
 def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1055,7 +957,6 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
     assert min(learned) > 0.2
 
 
-@needs_trl
 @pytest.mark.slow
 def test_the_script_of_the_docs_is_a_swarm_of_two(tmp_path: Path) -> None:
     """With a data set, a model and a reward that are here, and TRL's settings for a CPU."""
@@ -1099,7 +1000,6 @@ def test_the_script_of_the_docs_is_a_swarm_of_two(tmp_path: Path) -> None:
     assert len(rounds) == 3
 
 
-@needs_trl
 @pytest.mark.slow
 def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -> None:
     """With all of the model in each, and with a part of every weight (FSDP2)."""
