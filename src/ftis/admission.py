@@ -1,10 +1,10 @@
 """Admission: bytes from a peer → admitted groups, and rejections with a reason.
 
-Nothing that a peer says is believed. Each statement of a message is checked against the :class:`Terms` of the run, and
-the reward is computed here, from the tokens, with this peer's own scorer. A fault of the message rejects the message. A
-fault of a group rejects that whole group, since its advantages need all of its rollouts; the other groups stay. Nothing
-that a peer sends raises an exception. Detokenising and scoring cost most. They happen at most once for each group
-assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
+Each statement of a message is checked against the :class:`Terms` of the run, except that log-probabilities in range are
+taken as reported. The reward is computed here, from the tokens, with this peer's own scorer. A fault of the message
+rejects the message. A fault of a group rejects that whole group, since its advantages need all of its rollouts; the
+other groups stay. Nothing that a peer sends raises an exception. Detokenising and scoring cost most. They happen at
+most once for each group assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
 
 The exchange establishes the sender of a message, and bounds the number of messages. docs/threat-model.md lists the
 defence against each attack.
