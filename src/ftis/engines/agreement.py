@@ -33,6 +33,8 @@ coarser of two arithmetics. In bfloat16 the mean of its square / 2, a KL a token
 ROUNDED = 4
 """In bfloat16, a gap of up to so many times :func:`rounding` is taken for rounding too: a sampler may also keep weights
 and residual stream in bfloat16, which the learner keeps in float32."""
+IN_A_ROW = 3
+"""In bfloat16, how many times as far a single row's few tokens may be as many rows' are."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
@@ -58,31 +60,36 @@ class Gaps:
     """Differences of log-probabilities in nats: the largest of each row's root mean squares.
 
     Attributes:
-        limit: the most that rounding explains.
+        sampler, learner: from a plain pass.
+        both: of sampler and learner from each other.
+        most: of the learner and of the sampler, the most that rounding explains.
     """
 
     sampler: float
     learner: float
     both: float
-    """Of the sampler's from the learner's; the others are from a plain pass."""
-    limit: float
+    most: tuple[float, float]
 
     @property
     def enough(self) -> float:
         """The gap with which the fastest way is taken: in float32, what a learner takes for its own."""
-        return LOGP_TOLERANCE if self.limit == LARGEST_GAP[torch.float32] else self.limit
+        return LOGP_TOLERANCE if self.most[0] == LARGEST_GAP[torch.float32] else self.most[0]
 
-    @property
-    def largest(self) -> float:
-        return max(self.sampler, self.learner)
-
-    def told(self) -> str:
-        """Which of the three differs from the other two, and by how much."""
-        if self.both <= self.limit < min(self.sampler, self.learner):
-            return f"a plain pass of one row at a time is {self.sampler:.2g} nats from sampler and learner"
-        off = {"the sampler": self.sampler, "the learner": self.learner}
-        off = {name: gap for name, gap in off.items() if gap > self.limit}
-        return " and ".join(f"{name} is {gap:.2g} nats" for name, gap in off.items()) + " from a plain pass"
+    def refuse(self, policy: Policy) -> None:
+        """Raise ModelError where rounding does not explain a gap, with the one of the three that differs."""
+        of_learner, of_sampler = self.most
+        off = {"the sampler": self.sampler} if self.sampler > of_sampler else {}
+        off |= {"the learner": self.learner} if self.learner > of_learner else {}
+        if not off:
+            return
+        if len(off) == 2 and self.both <= of_sampler:
+            off = {"the plain pass": self.sampler}
+        told = " and ".join(f"{name} is {gap:.2g} nats off" for name, gap in off.items())
+        raise ModelError(
+            f"peer {policy.config.name!r}: sampler, learner and a plain pass of one row do not see one policy: {told}, "
+            f"and rounding explains {max(self.most):.2g}. Importance weights would be wrong, so nothing is trained: "
+            f'set sampling.sampler = "transformers", or take another model than {policy.config.model}'
+        )
 
 
 def trial(policy: Policy, draw: Draw, longest: int) -> Gaps:
@@ -114,39 +121,29 @@ def require_agreement(
     pairs = [(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     chosen = [pairs[i] for i in np.unique(np.linspace(0, len(pairs) - 1, LOOKED_AT).astype(np.int64)).tolist()]
-    found = gaps(policy, [prompt for prompt, _ in chosen], [rollout for _, rollout in chosen], decoding, coarse=True)
-    if found.largest > found.limit:
-        raise disagreement(policy, found)
-
-
-def disagreement(policy: Policy, found: Gaps) -> ModelError:
-    return ModelError(
-        f"peer {policy.config.name!r}: {found.told()}, and rounding explains {found.limit:.2g}: the importance weights "
-        f'would be wrong, so nothing is trained: set sampling.sampler = "transformers", or take another model than '
-        f"{policy.config.model}"
-    )
+    rows = [prompt for prompt, _ in chosen], [rollout for _, rollout in chosen]
+    gaps(policy, *rows, decoding, in_place=False).refuse(policy)
 
 
 def gaps(
-    policy: Policy, prompts: Sequence[Ints], rollouts: Sequence[Rollout], decoding: Decoding, coarse: bool = False
+    policy: Policy, prompts: Sequence[Ints], rollouts: Sequence[Rollout], decoding: Decoding, in_place: bool = True
 ) -> Gaps:
     """Compare sampler and learner with a plain pass on the same rows, which the learner has together.
 
     Args:
-        coarse: whether the sampler may compute in bfloat16 where the learner does not.
+        in_place: the sampler has the policy's arithmetic; another may have a coarser one.
     """
     rows = Rows(prompts, [rollout.completion_ids for rollout in rollouts])
     whole = Decoding(decoding.max_completion_length, decoding.temperature or 1.0)
     plain, drawn_from = plain_logps(policy, rows, [whole, whole if decoding.greedy else decoding])
     sampler, learner = [rollout.gen_logp for rollout in rollouts], policy.logps(*rows, whole.temperature)
     both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner)
-    found = Gaps(_largest(sampler, drawn_from), _largest(learner, plain), both, LARGEST_GAP[torch.float32])
-    if not (coarse or is_coarse(policy.model) or policy.compute_dtype == torch.bfloat16):
-        return found
-    found = replace(found, limit=LARGEST_GAP[torch.bfloat16])
-    if found.largest <= found.limit:
-        return found
-    return replace(found, limit=max(found.limit, ROUNDED * rounding(policy, rows)))  # some round more than most
+    of_sampler, of_learner = _largest(sampler, drawn_from), _largest(learner, plain)
+    fine, coarse = LARGEST_GAP[torch.float32], IN_A_ROW * LARGEST_GAP[torch.bfloat16]
+    if max(of_sampler, of_learner) > coarse:  # a model with sharp distributions rounds more coarsely than most
+        coarse = max(coarse, ROUNDED * rounding(policy, rows))
+    exact = policy.compute_dtype == torch.float32 and not is_coarse(policy.model)
+    return Gaps(of_sampler, of_learner, both, (fine if exact else coarse, fine if exact and in_place else coarse))
 
 
 def plain_forward(policy: Policy) -> Forward:

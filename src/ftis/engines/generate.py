@@ -22,7 +22,7 @@ from ftis.sampling import Decoding, Sampler
 
 def open_sampler(policy: Policy) -> Sampler:
     """``generate`` as the policy's sampler."""
-    return InPlace(generate_sampler, slower=((partial(generate_sampler, cache=False), "without a cache"),))
+    return InPlace(generate_sampler, uncached=partial(generate_sampler, cache=False))
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from ftis.config import RecipeError
-from ftis.engines.agreement import disagreement, plain_forward, trial
+from ftis.engines.agreement import Gaps, plain_forward, trial
 from ftis.engines.lengths import OneLength
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
@@ -27,12 +27,13 @@ class InPlace(Sampler):
     """A sampler that draws from the policy itself. It holds no weights, so it needs no new ones.
 
     Attributes:
-        slower: draws to fall back on, each in words.
+        slow: how it draws, if faster ways do not fit the model; otherwise empty.
+        uncached: the same without a cache.
     """
 
     draw: Draw
     slow: str = ""
-    slower: tuple[tuple[Draw, str], ...] = ()
+    uncached: Draw | None = None
 
     def __call__(
         self,
@@ -77,42 +78,41 @@ def open_sampler(
         RecipeError: the name is neither built in nor the dotted path of a function of the policy, or it does not take
             ``sampling.options``.
     """
-    ways: list[InPlace] = []
     if name == "auto" and not options:
+        opened = {"transformers' generate": opener("transformers", options)(policy)}
         with suppress(ModelError):
-            ways += _ways(policy, opener("builtin", options)(policy))
-        ways += _ways(policy, opener("transformers", options)(policy), "transformers' generate")
+            opened = {"": opener("builtin", options)(policy), **opened}
     else:
-        opened = opener(name, options)(policy, **options)
-        if not isinstance(opened, InPlace):
-            return Stopping(opened)
-        ways += _ways(policy, opened)
-    return Stopping(_first_that_agrees(policy, ways, longest))
-
-
-def _ways(policy: Policy, opened: InPlace, slow: str = "") -> list[InPlace]:
-    """The ways in which a sampler can draw, the fastest first."""
+        opened = {"": opener(name, options)(policy, **options)}
+        if not isinstance(opened[""], InPlace):
+            return Stopping(opened[""])
     switch: int | None = getattr(policy.forward, "switch", None)
-    ways = [InPlace(opened.draw, slow)] if switch is None else []
-    for draw, how in ((opened.draw, ""), *opened.slower):
-        said = (slow, "prompts of one length at a time", how)
-        ways.append(InPlace(OneLength(draw, switch), ", ".join(part for part in said if part)))
-    return ways
+    ways = [InPlace(one.draw, how) for how, one in opened.items()]
+    apart = [*ways, *(InPlace(one.uncached, f"{how} without a cache") for how, one in opened.items() if one.uncached)]
+    by_length = [
+        InPlace(OneLength(way.draw, switch), f"{way.slow}, prompts of one length at a time".removeprefix(", "))
+        for way in apart
+    ]
+    return Stopping(_first_that_agrees(policy, [*(ways if switch is None else []), *by_length], longest))
 
 
 def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int) -> InPlace:
-    tried = []
+    tried: list[tuple[Gaps, InPlace]] = []
     for way in ways:
-        found = trial(policy, way.draw, longest)
-        if found.learner > found.enough:  # rows in one line may be what differs
-            policy.forward = plain_forward(policy)
+        try:
             found = trial(policy, way.draw, longest)
+            if found.learner > found.enough:  # rows in one line may be what differs
+                policy.forward = plain_forward(policy)
+                found = trial(policy, way.draw, longest)
+        except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):  # it cannot run the model at all
+            if way is ways[-1] and not tried:
+                raise
+            continue
         tried.append((found, way))
         if found.sampler <= found.enough:
             break
     found, way = min(tried, key=lambda one: one[0].sampler)
-    if found.largest > found.limit:
-        raise disagreement(policy, found)
+    found.refuse(policy)
     return way
 
 

@@ -14,8 +14,6 @@ Window = int | None
 def attention_windows(model: Any) -> tuple[Window, ...]:
     """Each layer's window; empty for a model with other attention than torch's causal one, as ALiBi or chunks."""
     config = model.config
-    if config.is_encoder_decoder or getattr(config, "alibi", False):
-        return ()
     if config._attn_implementation != "sdpa":  # others treat a mask in their own ways, or ignore it
         return ()
     text = config.get_text_config(decoder=True)
