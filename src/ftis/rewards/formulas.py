@@ -177,8 +177,8 @@ _VARIABLE = rf"{LETTER}(?:\s*(?:\^\s*(?:-1|\{{\s*-1\s*\}})\s*)?\([^()A-Za-z]*\))
 _VARIABLES = re.compile(_VARIABLE)
 _FUNCTION = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?:\s*[\^_]\s*(?:\{[^{}]*\}|[0-9]))?(?![a-z])"
 _NAME = re.compile(rf"(?:{_FUNCTION}\s*[({{\[|]?\s*[0-9]*|[({{\[|]?)\s*{_VARIABLE}\s*[)}}\]|]?")
-_MATRIX = re.compile(rf"\(?{LETTER}\s*\^\s*(?:\{{[^{{}}]*\}}|\\[A-Za-z]+|[A-Za-z0-9])\)?")
-"""A power of a matrix, for which a question may ask, as for its inverse."""
+_POWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9])")
+"""A question may ask for a power of a matrix, as for its inverse."""
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 _DECIMAL = re.compile(r"[+-]?[0-9]*(?:\.([0-9]+)|(?<=[0-9]))")
 
@@ -198,8 +198,8 @@ def sides_to_check(given: str, expected: str) -> list[str]:
     checked = [side for statement in earlier for side in _sides(statement) if side and not _has_letters(side)]
     named = False
     for side in _sides(last):
-        of_matrix = "matrix" in expected and _MATRIX.fullmatch(side)
-        if not side or of_matrix or (_has_letters(side) and _is_name(side)):
+        side = _POWER.sub("", side) if "matrix" in expected else side
+        if not side or (_has_letters(side) and _is_name(side)):
             named = True
         elif not named or not _has_letters(side):
             checked.append(side)

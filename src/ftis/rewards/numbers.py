@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from ftis.rewards.grammar import AMOUNT, CURRENCIES, FRACTION, INTEGER, NUMBER, PROSE, rewrite
-from ftis.rewards.units import ABROAD, COUNTS, MONEY, MOST_WORDS, NUMBER_WORDS, harmless
+from ftis.rewards.units import ABROAD, COUNTS, MONEY, MOST_WORDS, NUMBER_WORDS, POWERS_ABROAD, harmless
 
 MAX_ANSWER_LENGTH = 512
 """Characters. A longer answer is right only if it is the expected one letter by letter."""
@@ -38,6 +38,8 @@ _IN_ROOT = re.compile(
 )
 _FACTOR_BEHIND = re.compile(r"[ \t]*\\(?:pi|sqrt)(?![A-Za-z])")
 
+_POWER_BEHIND = re.compile(rf"(?i:\s?(?:{POWERS_ABROAD}))")
+
 _NAME = re.compile(rf"[A-Za-z{ABROAD}][A-Za-z{ABROAD}' ]*|\\text\{{(?P<text>[A-Za-z' ]*)\}}")
 _TIMES = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
 _OVER = re.compile(r"\\div(?![A-Za-z])")
@@ -61,6 +63,8 @@ def last_number(text: str) -> str | None:
     last = numbers[-1]
     if _IN_ROOT.search(text, 0, last.start()) or _FACTOR_BEHIND.match(text, last.end()):
         return None
+    if power := _POWER_BEHIND.match(text, last.end()):
+        return last[0] + power[0]  # nobody reads 3 millones as 3
     if len(last[0]) > MAX_ANSWER_LENGTH:  # nor does int() read digits without end
         return last[0]
     if last["mixed"] and int(last["over"]) >= int(last["under"]):

@@ -103,6 +103,7 @@ INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:eq?(?:slant)?|t)|neq?)(?![a-z])")
 _INTERVAL = re.compile(r"[\[(][^,]*,[^,]*[\])]")
 _PAIR = re.compile(r"\([^,]*,[^,]*\)")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
+_AND_NOT = re.compile(r",(?=[^,]*\\neq?(?![a-z]))")
 _VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 
 
@@ -111,7 +112,7 @@ def _reals(given: str, expected: str) -> list[Any] | None:
 
     ``(1,2)`` may be a point, so one of both must be more than a pair in round brackets.
     """
-    sides = [_MEMBER.sub("", text).strip() for text in (given, expected)]
+    sides = [_AND_NOT.sub(r"\\land ", _MEMBER.sub("", text).strip()) for text in (given, expected)]
     variables = [set(_VARIABLE.findall(side)) if INEQUALITY.search(side) else set() for side in sides]
     known = [
         len(names) == 1 or r"\mathbb{R}" in side or all(map(_INTERVAL.fullmatch, map(str.strip, side.split(r"\cup"))))

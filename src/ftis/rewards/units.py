@@ -20,7 +20,7 @@ _TABLE = r"""
     newton=newtons?|N kilonewton=kN|kilonewtons? joule=joules?|J kilojoule=kJ|kilojoules? calorie=calories?|cals?
     kilocalorie=kcals?|kilocalories? watt=watts?|W kilowatt=kW|kilowatts? megawatt=MW|megawatts? volt=volts?|V
     kilovolt=kV|kilovolts? ampere=amps?|amperes? ohm=ohms? hertz=hertz|Hz kilohertz=kilohertz|kHz
-    megahertz=megahertz|MHz yuan=yuan|RMB won=won baht=baht lira=lira|lire real=reais
+    megahertz=megahertz|MHz yuan=yuan|RMB won=won baht=baht lira=lira|lire real=reais krona=kr
 """
 UNITS = dict(unit.split("=") for unit in _TABLE.split())
 """Words behind a number that leave it as it is: names, and patterns of their spellings. Two answers that both have a
@@ -41,7 +41,14 @@ TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|
 WORDS = re.compile(rf"{TEXT}([^{{}}]*)(.)", re.DOTALL)
 """Words in LaTeX, and the character behind them: ``}``, unless braces stand among the words."""
 
-SCALES = {2: "hundred|百", 3: "thousand|千(?![克米瓦])", 4: "[万萬만]", 6: "million", 8: "[亿億억]", 9: "billion"}
+SCALES = {
+    2: "hundred|[百백]",
+    3: "thousand|[千천](?![克米瓦])",
+    4: "[万萬만]",
+    6: "million",
+    8: "[亿億억]",
+    9: "billion",
+}
 SCALES |= {12: "trillion"}
 """Powers of ten, and patterns of their words. Behind a number such a word multiplies it."""
 SCALE = "|".join(SCALES.values())
@@ -79,23 +86,31 @@ _NOUN_ABROAD = re.compile(
     rf"(?:(?=.*[{ABROAD}])|(?=[A-Z][a-z]{{2,}}$)(?!(?i:more|less|fewer|squared|cubed|factorial|[a-z]+ed)$){_NO_NUMBER})"
     rf"[A-Za-z{ABROAD}]+(?:[\s/.'’-]+[A-Za-z{ABROAD}]+){{0,4}}"
 )
-_WORDS_ABROAD = """
-    tausend* hundert* million* milliard* dutzend* paar* halb* mal nicht oder und mehr weniger mil miles [bm]ill[oó]n*
-    cien* docena* par pares medi[oa]* mitad* veces no ni o y m[aá]s menos mille millier* cent centaine* douzaine* paire*
-    demi* fois ne pas ou et moins mil[ah]* miliar* milj* cent[oi] centina* dozzin* paia mezz* met[aà] volte non oppure e
-    pi[uù] meno d[uúü]zi* meio meia metade vezes não mais bin y[uü]z çift* buçuk nghìn ngàn triệu tỷ trăm chục cặp nửa
-    lần không ribu ratus juta lusin pasang tysi* tys tuz* pół* razy nie elfu mia jozi dazeni nusu mara тыс* милл* млн
-    млрд сот* сто десят* дюж* пар[аы]? пол[от]* раза? не или и
-"""
-_STEMS_ABROAD = """
-    ^[十百千万萬亿億兆打双雙對对余餘多対組십백천만억쌍](?![克米瓦]) [倍배半或不没非错錯違] 分[之の] ない ません ダース
-    않 아니 สิบ ร้อย พัน หมื่น แสน ล้าน โหล คู่ ครึ่ง เท่า ไม่ หรือ हज लाख करोड़ सौ दर्जन जोड़ आध गुना नहीं হাজার লাখ লক্ষ কোটি শত
-    ডজন জোড়া গুণ వేల లక్ష కోట్ల వంద డజన్ జత సగం రెట్లు ألف آلاف مليون مليار مئة مائة عشر دزينة زوج نصف ليس
-"""
-_NO_NOUN_ABROAD = re.compile(
-    rf"{'|'.join(_STEMS_ABROAD.split())}|\b(?:{'|'.join(_WORDS_ABROAD.split())})\b".replace("*", r"\w*"), re.IGNORECASE
+
+
+def _abroad(words: str, anywhere: str) -> str:
+    """A pattern of words, * for any ending, and of signs that may stand inside one."""
+    return rf"\b(?:{'|'.join(words.split())})\b|{'|'.join(anywhere.split())}".replace("*", r"\w*")
+
+
+POWERS_ABROAD = _abroad(
+    """tausend* hundert* mill?i[oa]* [bm]ill[oó]n* mil miles mille millier* mil[ah]* milj* cent[oi]? cien* centena*
+    centaine* centina* bin y[uü]z nghìn ngàn triệu tỷ trăm chục tysi* tys tis[ií]c* tusen* hundra* тыс* милл* млн млрд
+    сот* сто десят*""",
+    """สิบ ร้อย พัน หมื่น แสน ล้าน हज लाख करोड़ सौ হাজার লাখ লক্ষ কোটি শত వేల లక్ష కోట్ల వంద
+    ألف آلاف مليون مليار مئة مائة عشر""",
 )
-"""Words of other languages that make another number: ten, thousand, dozen, pair, half, times, not, or, and, more."""
+"""Ten, hundred, thousand, million and so on in other languages."""
+_OTHER_NUMBERS_ABROAD = _abroad(
+    """dutzend* paar* halb* mal nicht oder und mehr weniger docena* par pares medi[oa]* mitad* veces no ni o y m[aá]s
+    menos douzaine* paire* demi* fois ne pas ou et moins dozzin* paia mezz* met[aà] volte non oppure e pi[uù] meno
+    d[uúü]zi* meio meia metade vezes não mais çift* buçuk cặp nửa lần không tuz* pół* razy nie dussin* дюж* пар[аы]?
+    пол[от]* раза? не или и""",
+    """^[十百千万萬亿億兆打双雙對对余餘多対組십백천만억쌍](?![克米瓦]) [倍배半或不没非错錯違] 分[之の] ない ません
+    ダース 다스 않 아니 โหล คู่ ครึ่ง เท่า ไม่ หรือ दर्जन जोड़ आध गुना नहीं ডজন জোড়া গুণ డజన్ జత సగం రెట్లు دزينة زوج نصف ليس""",
+)
+"""Dozen, pair, half, times, not, or, and, more in other languages."""
+_NO_NOUN_ABROAD = re.compile(f"{POWERS_ABROAD}|{_OTHER_NUMBERS_ABROAD}", re.IGNORECASE)
 _SINGULAR = re.compile(rf"(?!(?i:{_NUMBERS}|less|more|short)\b)[A-Za-z]+[^\W\ds](?<!ed)")
 """A thing that a 1 may count: ``1\\text{ apple}``."""
 _PLAIN_WORDS = re.compile(
@@ -214,11 +229,14 @@ def as_text(formula: str, expected: str = "") -> str:
 
 
 def harmless(words: str) -> bool:
-    """Whether words behind a number leave it as it is: a unit, a noun in the plural that is no number, or a noun of
-    another language, which has a letter that English has not or begins as German nouns do."""
-    found = _HARMLESS.fullmatch(words)
-    noun = found["noun"] if found else words
-    return noun is None or ((found or _NOUN_ABROAD.fullmatch(words)) is not None and not _NO_NOUN_ABROAD.search(noun))
+    """Whether words behind a number leave it as it is: a unit, or a noun in the plural that is no number.
+
+    A noun of another language has a letter that English lacks, or a capital as in German.
+    """
+    if found := _HARMLESS.fullmatch(words) or _NOUN_ABROAD.fullmatch(words):
+        noun = found.groupdict().get("noun", words) or ""
+        return not _NO_NOUN_ABROAD.search(noun) and not COUNTS.search(noun)
+    return False
 
 
 def without_nouns(formula: str) -> str:
