@@ -213,6 +213,24 @@ def test_two_peers_of_one_policy_learn_what_grpotrainer_learns_from_both(
     assert relative_difference({name: of_trl[name] - before[name].detach() for name in of_trl}, moved) < 1e-3
 
 
+@pytest.mark.parametrize("options", [{}, {"loss_type": "grpo", "mask_truncated_completions": True}], ids=str)
+def test_a_round_in_which_nobody_else_takes_part_is_trls(options: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    from trl import GRPOTrainer
+
+    settings = {"steps_per_generation": 1, "optim": "sgd", "learning_rate": 0.02, "save_strategy": "no", **options}
+    args = config(tmp_path / "ours", per_device_train_batch_size=16, **settings)
+    trainer = trainer_of(model, args, scene_recipe(1), Nobody(), rollout_func=draws)
+    rows = trainer.train_dataset.select(sorted(trainer.member.assigned("a", 0)))
+    with pytest.raises(AloneError):
+        trainer.train()
+    args = config(tmp_path / "theirs", shuffle_dataset=False, max_steps=1, **settings)
+    theirs = GRPOTrainer(str(model), evenness, args, train_dataset=rows, rollout_func=draws)
+    before = {name: parameter.detach().clone() for name, parameter in theirs.model.named_parameters()}
+    of_trl = {name: weight - before[name] for name, weight in trained(theirs)[1].items()}
+    ours = {name: parameter.detach() - before[name] for name, parameter in trainer.model.named_parameters()}
+    assert relative_difference(of_trl, ours) < 1e-4
+
+
 CORRECTED = {
     "F-TIS": ("F-TIS", {"loss_type": "grpo"}),
     "F-TIS-lifted": ("F-TIS-lifted", {"loss_type": "grpo"}),

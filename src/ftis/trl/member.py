@@ -65,24 +65,24 @@ class Swarm:
     Attributes:
         recipe: the swarm's recipe, or its TOML file.
         peer: the name of this trainer.
-        peers: the names of all peers, where no recipe and no roster says them.
         arm: which of the recipe's arms, where several let peers learn together.
         key, roster: files of this peer's private key and of all public keys (``ftis keys``).
         open: no roster: trust whoever can connect.
         listen, connect: endpoints, as ``tcp/192.168.1.20:7447``; they replace the recipe's.
+        peers: the names of all peers, where no recipe and no roster says them.
         settings: without a recipe, keys of one and their values, as ``{"objective.name": "F-TIS"}``.
         link: carries messages instead of the network, for trainers in one process.
     """
 
     recipe: Recipe | str | Path | None = None
     peer: str = "own"
-    peers: Sequence[str] = ()
     arm: str | None = None
     key: str | Path | None = None
     roster: str | Path | None = None
     open: bool = False
     listen: Sequence[str] = ()
     connect: Sequence[str] = ()
+    peers: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     link: Link | None = None
 
@@ -139,6 +139,7 @@ class Swarm:
                 "prompts_per_round": prompts,
                 "mode": "horizontal",
                 "save_every": max(1, math.ceil(args.save_steps / steps)),
+                "record_rollouts": args.log_completions,
             },
             "objective": {"name": "F-TIS-lifted"},
             "network": dict(network),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from datasets import Dataset
@@ -38,16 +38,19 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
 
 @dataclass(frozen=True)
 class Problems:
-    """The rows of a data set as problems, read when they are asked for."""
+    """The rows of a data set as problems, read when they are first asked for."""
 
     dataset: Any
+    read: dict[int, Prompt] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, item: int) -> Prompt:
-        prompt = self.dataset[item]["prompt"]
-        return Prompt(item, prompt if isinstance(prompt, str) else str(prompt[-1]["content"]), "")
+        if item not in self.read:
+            prompt = self.dataset[item]["prompt"]
+            self.read[item] = Prompt(item, prompt if isinstance(prompt, str) else str(prompt[-1]["content"]), "")
+        return self.read[item]
 
 
 def task_of(dataset: Any) -> Task:

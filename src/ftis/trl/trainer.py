@@ -165,6 +165,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # --- what must hold -----------------------------------------------------------------------------
 
+    def _rows(self, items: Sequence[int]) -> list[dict[str, Any]]:
+        """The data set's rows of these numbers, each read once."""
+        known = {item: self.train_dataset[item] for item in dict.fromkeys(items)}
+        return [dict(known[item]) for item in items]
+
     def _rendered(self, problem: Prompt) -> Ints:
         """The prompt of a row of the script's data set, as TRL tokenizes it."""
         ids = self._tokenize_prompts([self.train_dataset[problem.item]["prompt"]])[0][0]
@@ -298,7 +303,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         items = sorted(member.assigned(member.name, self._round))
         self._check_prompts(items)
         rows = self._ranks.mine([item for item in items for _ in range(each)])
-        inputs = [dict(self.train_dataset[item]) for item in rows]
+        inputs = self._rows(rows)
         with self._own_share(each):
             out = super()._generate_and_score_completions(inputs)
         ids = tokens_of(out["completion_ids"], out["completion_mask"])
@@ -407,7 +412,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return []
         self._check_prompts([item for item, _, _ in rows])
         mine = self._ranks.evenly(rows)
-        inputs = [dict(self.train_dataset[item]) for item, _, _ in mine]
+        inputs = self._rows([item for item, _, _ in mine])
         prompts = [row["prompt"] for row in inputs]
         texts: list[Any] = [text for _, text, _ in mine]
         if is_conversational({"prompt": prompts[0]}):
