@@ -275,16 +275,22 @@ def test_answers_without_end_to_one_question_hold_up_no_other(peers: Peers, monk
     assert [collected.messages.get("b") == data for collected in taken] == [True]
 
 
-def test_questions_that_nobody_answers_hold_up_no_answer(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever declares absent peers present has them asked, and may never answer."""
+def test_questions_that_nobody_answers_hold_up_nothing(peers: Peers) -> None:
+    """Whoever declares absent peers present, or offers in their names, has them asked and may never answer."""
     a, b = peers.open("a"), peers.open("b")
     both_ready(a, b)
-    held = threading.Event()
-    monkeypatch.setattr(a, "_ask", lambda peer, seconds: held.wait(PATIENCE))
+    attacker, held = peers.session(), list[zenoh.Query]()
+    for key in ("man/*/*", "blob/eve/*/*"):
+        peers.served.append(attacker.declare_queryable(f"ftis/{peers.run}/{key}", held.append, complete=True))
+    peers.put(attacker, "eve/0", peers.manifest("eve", 0, peers.message("eve", 0)), "eve")
+    heard(a, lambda rounds: 0 in rounds._others["eve"].offers)
     for n in range(20):
-        a._ask_soon(f"absent{n}")
+        a._ask(f"absent{n}", PATIENCE)
     answered(b.session, f"ftis/status/{a.recipe.name}/a", 1)
-    held.set()
+    threads = threading.active_count()
+    one_round(peers, a, b)
+    assert len(held) > 20
+    assert threading.active_count() <= threads
 
 
 def test_what_is_decided_while_the_exchange_closes_is_not_carried_out(peers: Peers) -> None:

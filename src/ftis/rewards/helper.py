@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 CPU_SECONDS = 3.0
@@ -47,6 +48,7 @@ class Helper:
         self.module, self.does, self.needs = module, does, needs
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
         atexit.register(self.stop)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.leave_to_parent)
@@ -66,7 +68,7 @@ class Helper:
                 except OSError:
                     self._stop()
                     continue
-                reply, overdue = _read_line(process, WALL_SECONDS)
+                reply, overdue = self._read_line(process, WALL_SECONDS)
                 if reply.endswith(b"\n"):
                     answered = json.loads(reply)
                     if answered["retire"]:
@@ -114,7 +116,9 @@ class Helper:
             )
         except OSError as error:
             raise RewardError(f"the helper that {self.does} cannot be started: {error}") from error
-        greeting, _ = _read_line(self._process, START_SECONDS)
+        self._lines = SimpleQueue()
+        threading.Thread(target=_hear, args=(self._process.stdout, self._lines), daemon=True).start()
+        greeting, _ = self._read_line(self._process, START_SECONDS)
         if greeting != b"ready\n":
             self._stop()
             why = greeting.decode(errors="replace").strip() or "without a message"
@@ -123,6 +127,14 @@ class Helper:
                 f"{' '.join(self.command())} to see why"
             )
         return self._process
+
+    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
+        """A line, cut short if the process ended; and whether the time limit ended it."""
+        try:
+            return self._lines.get(timeout=seconds), False
+        except Empty:
+            process.kill()
+            return b"", True
 
     def _stop(self) -> int | None:
         """End the process. Its exit status, negative for a signal; the earlier one if it had ended already."""
@@ -133,9 +145,7 @@ class Helper:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.05)  # time for a limit's signal to become the exit status
         process.kill()
-        status = process.wait()
-        _close(process.stdout)
-        return status
+        return process.wait()
 
 
 def write_all(pipe: IO[bytes] | None, data: bytes) -> None:
@@ -146,24 +156,12 @@ def write_all(pipe: IO[bytes] | None, data: bytes) -> None:
         left = left[pipe.write(left) :]
 
 
-def _read_line(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
-    """A line, cut short if the process ended; and whether the time limit ended it."""
-    assert process.stdout is not None
-    overdue = threading.Event()
-
-    def end() -> None:
-        overdue.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        line = process.stdout.readline()
-    finally:
-        timer.cancel()
-        timer.join()  # or it might kill the process during the next request
-    return line, overdue.is_set()
+def _hear(pipe: IO[bytes], lines: SimpleQueue[bytes]) -> None:
+    """Read lines until the process ends, then put an empty one. A queue's time limit works on Windows too."""
+    with pipe:
+        while line := pipe.readline():
+            lines.put(line)
+    lines.put(b"")
 
 
 def _close(*pipes: IO[bytes] | None) -> None:

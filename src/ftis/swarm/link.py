@@ -18,11 +18,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,7 +36,6 @@ from ftis.records.events import NetworkEvent, Say, Stopped, unheard
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
 from ftis.swarm.identity import Roster
-from ftis.swarm.manifest import Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.outbox import Outbox
 from ftis.swarm.rounds import (
@@ -51,7 +49,7 @@ from ftis.swarm.rounds import (
     Rounds,
     kept_rounds,
 )
-from ftis.swarm.session import BLOCK, Question, ask_everybody, open_session
+from ftis.swarm.session import BLOCK, Question, open_session
 from ftis.version import VERSION
 
 FACTS_SECONDS = 2.0
@@ -59,7 +57,24 @@ GET_SECONDS = 20.0
 POLL_SECONDS = 0.05
 """How often a waiting peer looks at the clock, and whether it is to stop."""
 CHUNKS_IN_FLIGHT = 8
-PENDING_ANSWERS = 256
+ANSWERING, PENDING_ANSWERS = 4, 256
+"""Threads that answer the others' questions, and the most questions that wait for one."""
+
+
+@dataclass
+class Fetching:
+    """The fetching of an offer, some chunks at a time.
+
+    Attributes:
+        asked: the questions that are not over, by chunk.
+        pause: seconds until the next question after one that brought no chunk.
+        again: the time of that question.
+    """
+
+    assembly: Assembly
+    asked: dict[int, Question] = field(default_factory=dict)
+    pause: float = 0.05
+    again: float = 0.0
 
 
 class NetworkExchange:
@@ -114,6 +129,9 @@ class NetworkExchange:
         }
         self._should_stop, self._say = should_stop, say
         self._asking: set[str | None] = set()
+        self._fetching: list[Fetching] = []
+        self._news = 0
+        self._compared = float("-inf")
         self._entered = False
         self._token: zenoh.LivelinessToken | None = None
         self._closing = threading.Event()
@@ -122,14 +140,8 @@ class NetworkExchange:
 
     def __enter__(self) -> Self:
         self.session = open_session(self.recipe.network)
-        one_each = max(1, len(self.others))  # so that nothing waits for a peer that does not answer
-        self._fetchers = ThreadPoolExecutor(one_each, thread_name_prefix="fetch")
-        self._questions = ThreadPoolExecutor(one_each, thread_name_prefix="ask")
-        self._answers = ThreadPoolExecutor(4, thread_name_prefix="answer")
+        self._answers = ThreadPoolExecutor(ANSWERING, thread_name_prefix="answer")
         self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="outbox")
-        self._stored: Future[None] = Future()
-        self._stored.set_result(None)
         self._declared: list[zenoh.Queryable[None] | zenoh.Subscriber[None]] = [
             self._answer(f"ftis/{self.run}/blob/{self.peer}/*/*", self._answer_blob),
             self._answer(f"ftis/{self.run}/man/{self.peer}/*", self._answer_manifests),
@@ -140,8 +152,6 @@ class NetworkExchange:
             ),
             self.session.liveliness().declare_subscriber(f"ftis/{self.run}/live/**", self._hear_token, history=True),
         ]
-        self._comparer = threading.Thread(target=self._compare_facts, name="facts", daemon=True)
-        self._comparer.start()
         return self
 
     def __exit__(
@@ -151,15 +161,10 @@ class NetworkExchange:
             self._token.undeclare()  # type: ignore[no-untyped-call]
         if kind is None:
             self._linger()
-        with self.changed:
-            self._closing.set()  # from here on no pool takes work
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self._closing.set()
         for declared in self._declared:
             declared.undeclare()  # type: ignore[no-untyped-call]
-        self._comparer.join(timeout=5)
-        self._questions.shutdown(wait=False, cancel_futures=True)
         self._answers.shutdown(wait=False, cancel_futures=True)
-        self._writer.shutdown(wait=True)
         self.session.close()  # type: ignore[no-untyped-call]
 
     def _linger(self) -> None:
@@ -193,8 +198,8 @@ class NetworkExchange:
             with self.changed:
                 self.rounds.enter(round, time.monotonic())
             self.outbox.offer_again(round)
-            self._ask(None, GRACE_SECONDS)
-            self._hear_where_the_others_are(round, time.monotonic() + GRACE_SECONDS)
+            self._compare_facts()
+            self._hear_where_the_others_are(round, time.monotonic() + 2 * GRACE_SECONDS)
         with self.changed:
             target, decisions = self.rounds.catch_up(round)
         self._carry_out(decisions)
@@ -207,19 +212,19 @@ class NetworkExchange:
         A peer that does not know them would wait for rounds that the others have left behind.
         """
         while time.monotonic() < until and not self._should_stop():
+            self._ask(None, GRACE_SECONDS)
             with self.changed:
+                self.changed.wait_for(lambda: None not in self._asking, GRACE_SECONDS)
                 if not self.rounds.silent(round):
                     return
-            self._ask(None, GRACE_SECONDS)
             self._closing.wait(POLL_SECONDS)
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message; the same round again replaces it."""
-        self._stored.result()
         document, seal = self.outbox.offer(round, data, tuple(sorted(items)))
         key = f"ftis/{self.run}/man/{self.peer}/{round}"
         self.session.put(key, document, attachment=seal, congestion_control=BLOCK, express=True)
-        self._stored = self._writer.submit(self.outbox.write, round, data)  # the others need not wait for the disk
+        self.outbox.write(round, data)  # last: the others need not wait for the disk
         self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
@@ -236,19 +241,30 @@ class NetworkExchange:
         self.status["state"] = "collecting"
         with self.changed:
             self.rounds.collect(round, time.monotonic(), skip, offers_only)
-            while (collected := self._poll()) is None:
-                self.changed.wait(timeout=POLL_SECONDS)
-        self._stored.result()  # before this peer learns from the round, so that it can be killed from here on
+        while (collected := self._poll()) is None:
+            pass
         self.status["state"] = "training"
         return collected
 
     def _poll(self) -> Collected | None:
+        """Carry out what is due, or wait a moment for news; the round's messages once it is closed."""
         if self._should_stop():
             raise Stopped
-        decisions = self.rounds.poll(time.monotonic())
+        known = self._news
+        self._compare_facts()
+        self._fetching = [fetching for fetching in self._fetching if self._fetch_on(fetching)]
+        with self.changed:
+            decisions = self.rounds.poll(time.monotonic())
+            if not decisions:
+                self.changed.wait_for(lambda: self._news != known, POLL_SECONDS)
         self._carry_out(decisions)
-        closed = [decision.collected for decision in decisions if isinstance(decision, Closed)]
-        return closed[0] if closed else None
+        return next((decision.collected for decision in decisions if isinstance(decision, Closed)), None)
+
+    def _tell(self) -> None:
+        """Wake the peer that waits: something was heard."""
+        with self.changed:
+            self._news += 1
+            self.changed.notify_all()
 
     # --- carrying out what the rounds decide ------------------------------------------------------
 
@@ -260,18 +276,11 @@ class NetworkExchange:
                 case Announce(round):
                     self._announce(round)
                 case Ask(peer):
-                    self._ask_soon(peer)
+                    self._ask(peer, CATCH_UP_SECONDS)
                 case Fetch(offer):
-                    self._submit(self._fetchers, self._fetch, Assembly(offer))
+                    self._fetching.append(Fetching(Assembly(offer)))
                 case Closed():
                     pass  # collect's to return
-
-    def _submit(self, pool: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> bool:
-        """Give ``work`` to ``pool``. Returns False once the exchange closes: a pool that is shut down takes none."""
-        with self.changed:
-            if not self._closing.is_set():
-                pool.submit(work, *arguments)
-            return not self._closing.is_set()
 
     def _announce(self, round: int) -> None:
         before = self._token
@@ -280,80 +289,70 @@ class NetworkExchange:
         if before is not None:
             before.undeclare()  # type: ignore[no-untyped-call]
 
-    def _ask_soon(self, peer: str | None) -> None:
-        """Ask in the background, one question at a time per peer."""
-        with self.changed:
-            if peer not in self._asking and self._submit(self._questions, self._ask_in_background, peer):
-                self._asking.add(peer)
-
-    def _ask_in_background(self, peer: str | None) -> None:
-        try:
-            self._ask(peer, CATCH_UP_SECONDS)
-        finally:
-            with self.changed:
-                self._asking.discard(peer)
-
     def _ask(self, peer: str | None, seconds: float) -> None:
-        """Ask for manifests that were pushed before this peer was there to hear, or that were lost."""
+        """Ask for manifests that were pushed before this peer was there to hear, or that were lost.
+
+        Nobody waits for the answers. There is one question at a time for each peer.
+        """
         answered: dict[str, set[int]] = {}
-        try:
-            key = f"ftis/{self.run}/man/{peer or '*'}/*"
-            for reply in ask_everybody(self.session, key, seconds, zenoh.Locality.REMOTE):
-                if reply.ok is None:
-                    continue
-                self._hear_manifest(reply.ok)
-                sender, round = _peer_and_round(str(reply.ok.key_expr))
-                if sender in self.others and round >= 0:
-                    answered.setdefault(sender, set()).add(round)
-        except zenoh.ZError:
-            return  # closing, or no link for a moment: asked again soon
+
+        def hear(sample: zenoh.Sample) -> bool:
+            self._hear_manifest(sample)
+            sender, round = _peer_and_round(str(sample.key_expr))
+            if sender in self.others and round >= 0:
+                answered.setdefault(sender, set()).add(round)
+            return False
+
+        def over() -> None:
+            with self.changed:
+                for sender, rounds in answered.items():
+                    self.rounds.answered(sender, rounds)
+                self._asking.discard(peer)
+            self._tell()
+
         with self.changed:
-            for sender, rounds in answered.items():
-                self.rounds.answered(sender, rounds)
+            if peer in self._asking:
+                return
+            self._asking.add(peer)
+        try:
+            Question(self.session, f"ftis/{self.run}/man/{peer or '*'}/*", seconds, hear, over)
+        except zenoh.ZError:  # closing, or no link for a moment: asked again soon
+            over()
 
     # --- fetching ---------------------------------------------------------------------------------
 
-    def _fetch(self, assembly: Assembly) -> None:
-        """Fetch an offer's chunks until all are there or the offer is not wanted."""
-        pause = 0.05
-        while assembly.missing() and self._wants(assembly.offer):
-            try:
-                progress = self._fetch_chunks(assembly)
-            except zenoh.ZError:  # the session closes, or the link broke: the next try finds out
-                progress = False
-            if assembly.spoiled:
-                with self.changed:
-                    self.rounds.corrupt(assembly.offer)
-                    self.changed.notify_all()
-            if not progress:
-                self._closing.wait(pause)
-                pause = min(2 * pause, 1.0)
+    def _fetch_on(self, fetching: Fetching) -> bool:
+        """Ask for more of an offer's chunks. Returns False once all are there or the offer is not wanted."""
+        assembly, asked, now = fetching.assembly, fetching.asked, time.monotonic()
+        over = [index for index, question in asked.items() if question.over]
+        failed = sum(map(assembly.over, over)) < len(over)
+        for index in over:
+            del asked[index]
         with self.changed:
-            self.rounds.fetched(assembly)
-            self.changed.notify_all()
-
-    def _fetch_chunks(self, assembly: Assembly) -> bool:
-        """Ask for the missing chunks, some at a time, up to the first that does not come; whether any came."""
-        ahead = iter(assembly.missing())
-        asked = deque((index, self._ask_chunk(assembly, index)) for index in islice(ahead, CHUNKS_IN_FLIGHT))
-        progress = False
-        while asked:
-            index, question = asked.popleft()
-            question.wait()
-            came = assembly.over(index)
-            progress = progress or came
-            if not came or not self._wants(assembly.offer):
-                ahead = iter(())
-            asked.extend((after, self._ask_chunk(assembly, after)) for after in islice(ahead, 1))
-        return progress
+            if assembly.spoiled:
+                self.rounds.corrupt(assembly.offer)
+            missing = [index for index in assembly.missing() if index not in asked]
+            if not (missing or asked) or not self.rounds.wants(assembly.offer):
+                self.rounds.fetched(assembly)
+                return False
+        if now < fetching.again:
+            return True
+        try:
+            for index in missing[: 0 if failed else CHUNKS_IN_FLIGHT - len(asked)]:
+                asked[index] = self._ask_chunk(assembly, index)
+        except zenoh.ZError:  # the session closes, or the link broke: the next try finds out
+            failed = True
+        if failed:
+            fetching.again, fetching.pause = now + fetching.pause, min(2 * fetching.pause, 1.0)
+        return True
 
     def _ask_chunk(self, assembly: Assembly, index: int) -> Question:
         key = f"ftis/{self.run}/blob/{assembly.offer.peer}/{assembly.offer.round}/{index}"
-        return Question(self.session, key, GET_SECONDS, partial(assembly.hear, index))
 
-    def _wants(self, offer: Manifest) -> bool:
-        with self.changed:
-            return self.rounds.wants(offer) and not self._closing.is_set()
+        def hear(sample: zenoh.Sample) -> bool:
+            return assembly.hear(index, sample.payload.to_bytes())
+
+        return Question(self.session, key, GET_SECONDS, hear, self._tell)
 
     # --- hearing from the others ------------------------------------------------------------------
 
@@ -367,7 +366,7 @@ class NetworkExchange:
                 decisions = self.rounds.present(parts[3], token, since)
             else:
                 decisions = self.rounds.absent(parts[3], token, time.monotonic())
-            self.changed.notify_all()
+        self._tell()
         self._carry_out(decisions)
 
     def _hear_manifest(self, sample: zenoh.Sample) -> None:
@@ -375,30 +374,26 @@ class NetworkExchange:
         seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
         with self.changed:
             decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal)
-            self.changed.notify_all()
+        self._tell()
         self._carry_out(decisions)
 
     def _compare_facts(self) -> None:
         """Now and then compare what the peers mean by this recipe's name, until all have been met."""
-        while not self._closing.wait(FACTS_SECONDS):
-            with self.changed:
-                if self.rounds.met_all:
-                    continue
-            try:
-                key = f"ftis/facts/{self.recipe.name}/*"
-                for reply in ask_everybody(self.session, key, FACTS_SECONDS, zenoh.Locality.REMOTE):
-                    if reply.ok is not None:
-                        self._hear_facts(str(reply.ok.key_expr).rpartition("/")[2], reply.ok.payload.to_bytes())
-            except zenoh.ZError:
-                continue
+        now = time.monotonic()
+        if now - self._compared < FACTS_SECONDS or self.rounds.met_all:
+            return
+        self._compared = now
+        with suppress(zenoh.ZError):
+            Question(self.session, f"ftis/facts/{self.recipe.name}/*", FACTS_SECONDS, self._hear_facts, self._tell)
 
-    def _hear_facts(self, peer: str, data: bytes) -> None:
-        theirs = read_facts(data)
+    def _hear_facts(self, sample: zenoh.Sample) -> bool:
+        theirs = read_facts(sample.payload.to_bytes())
         differs = mismatch(self.recipe.name, self.facts, theirs) if theirs is not None else None
         if differs is not None:
             with self.changed:
-                decisions = self.rounds.mismatched(peer, differs)
+                decisions = self.rounds.mismatched(str(sample.key_expr).rpartition("/")[2], differs)
             self._carry_out(decisions)
+        return False
 
     # --- answering --------------------------------------------------------------------------------
 
@@ -415,11 +410,12 @@ class NetworkExchange:
                 self._pending_answers.release()
 
         def take(query: zenoh.Query) -> None:
-            if not self._pending_answers.acquire(blocking=False):
-                query.drop()  # type: ignore[no-untyped-call]
-            elif not self._submit(self._answers, work, query):
+            if self._pending_answers.acquire(blocking=False):
+                with suppress(RuntimeError):  # the exchange closes, and the pool takes no more
+                    self._answers.submit(work, query)
+                    return
                 self._pending_answers.release()
-                query.drop()  # type: ignore[no-untyped-call]
+            query.drop()  # type: ignore[no-untyped-call]
 
         return self.session.declare_queryable(key, take, complete=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from ftis.swarm.facts import ExchangeError, read_facts
 
 BLOCK = zenoh.CongestionControl.BLOCK
 """The default drops what does not fit a queue, which on a busy link is most of a large message."""
-
-LATE_SECONDS = 5.0
-"""Seconds after a question's timeout until it counts as over although zenoh has not said so, as on closing."""
 
 
 def engine_config(settings: NetworkConfig) -> zenoh.Config:
@@ -136,25 +132,34 @@ class Question:
     end, and a full queue would keep the engine from receiving anything else.
 
     Args:
-        is_right: hears each answer, on the engine's threads; whether no other is needed.
+        is_right: hears each answer of another peer, on the engine's threads; whether no other is needed.
+        end: called there when the question is over.
 
     Raises:
         zenoh.ZError: the session closes, or there is no link for a moment.
     """
 
-    def __init__(self, session: zenoh.Session, key: str, seconds: float, is_right: Callable[[bytes], bool]) -> None:
-        self._is_right, self._seconds = is_right, seconds
-        self._over = threading.Event()
-        hears = zenoh.handlers.Callback(self._hear, drop=self._over.set, indirect=False)
-        ask_everybody(session, key, seconds, handler=hears)
+    def __init__(
+        self,
+        session: zenoh.Session,
+        key: str,
+        seconds: float,
+        is_right: Callable[[zenoh.Sample], bool],
+        end: Callable[[], None],
+    ) -> None:
+        self._is_right, self._end = is_right, end
+        self.over = False
+        hears = zenoh.handlers.Callback(self._hear, drop=self._be_over, indirect=False)
+        ask_everybody(session, key, seconds, zenoh.Locality.REMOTE, handler=hears)
 
     def _hear(self, reply: zenoh.Reply) -> None:
-        if reply.ok is not None and not self._over.is_set() and self._is_right(reply.ok.payload.to_bytes()):
-            self._over.set()
+        if reply.ok is not None and not self.over and self._is_right(reply.ok):
+            self._be_over()
 
-    def wait(self) -> None:
-        """Until it is over."""
-        self._over.wait(self._seconds + LATE_SECONDS)
+    def _be_over(self) -> None:
+        if not self.over:
+            self.over = True
+            self._end()
 
 
 def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
