@@ -1,7 +1,6 @@
 """What watching a long run takes: the time until its page is there, the server's memory, and its share of a core.
 
     python benchmarks/watching.py                      10,000 rounds of 8 peers
-    python benchmarks/watching.py --peers 64 --linked  of 64, on 1 GB of disk
     python benchmarks/watching.py --every 5 --seconds 60   while each peer ends a round every 5 s
     python benchmarks/watching.py --demo 10            the demo of 10 rounds, without and with somebody who watches
 
@@ -29,6 +28,7 @@ from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import parse
 
 RATIO, WEIGHT = "sampling/importance_sampling_ratio/", "sampling/importance_sampling_weight/"
+QUANTILES = ("min", "p10", "p50", "p90", "max")
 PROGRAM = "from ftis.cli import main; main()"
 
 
@@ -49,7 +49,7 @@ def row(step: int, names: list[str], own: str) -> dict[str, Any]:
         line |= {peer_key(name, what): 0 for what in ("late", "rejected", "zero_advantage", "dropped", "passed_over")}
         line |= {peer_key(name, what): noise for what in ("reward", "kl/k1", "kl/k3", "clip_ratio/low_mean")}
         line |= {peer_key(name, f"sampling/{what}"): noise for what in ("truncated_fraction", "effective_sample_size")}
-        line |= {peer_key(name, f"{kind}{q}"): noise for kind in (RATIO, WEIGHT) for q in ("min", "p10", "p50", "p90")}
+        line |= {peer_key(name, f"{kind}{q}"): noise for kind in (RATIO, WEIGHT) for q in QUANTILES}
         line[peer_key(name, "delivered")] = True
         if name != own:
             line |= {peer_key(name, "honesty/evidence"): noise, peer_key(name, "honesty/threshold"): 40.0}
@@ -57,12 +57,8 @@ def row(step: int, names: list[str], own: str) -> dict[str, Any]:
     return line
 
 
-def write_run(place: Path, peers: int, rounds: int, linked: bool = False) -> Path:
-    """The records of such a run, half of its rounds.
-
-    Args:
-        linked: every peer's metrics.jsonl is the first one's, by a hard link; they are read as if each were its own.
-    """
+def write_run(place: Path, peers: int, rounds: int) -> Path:
+    """The records of such a run, half of its rounds."""
     names = [f"peer-{i}" for i in range(peers)]
     recipe = parse(
         {
@@ -77,13 +73,9 @@ def write_run(place: Path, peers: int, rounds: int, linked: bool = False) -> Pat
     for name in names:
         directory = run / recipe.objective.name / name
         directory.mkdir(parents=True)
-        metrics = directory / "metrics.jsonl"
-        if linked and name != names[0]:
-            metrics.hardlink_to(directory.parent / names[0] / "metrics.jsonl")
-        else:
-            with metrics.open("w") as file:
-                for step in range(1, rounds + 1):
-                    file.write(json.dumps(row(step, names, name)) + "\n")
+        with (directory / "metrics.jsonl").open("w") as file:
+            for step in range(1, rounds + 1):
+                file.write(json.dumps(row(step, names, name)) + "\n")
         with (directory / "evaluations.jsonl").open("w") as file:
             for step in range(0, rounds + 1, 100):
                 file.write(json.dumps({"step": step, "split": "validation", "accuracy": 0.5, "problems": 300}) + "\n")
@@ -222,16 +214,13 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round while it is watched")
     parser.add_argument("--seconds", type=float, default=0.0, help="for so long it is watched; 0: only opened")
-    parser.add_argument("--linked", action="store_true", help="peers share one file on the disk; only for opening")
     parser.add_argument("--demo", type=int, metavar="ROUNDS", help="watch the demo instead, of so many rounds")
     settings = parser.parse_args()
     if settings.demo:
         print(json.dumps(demo(settings.demo), indent=1))
         return
-    if settings.linked and settings.seconds:
-        parser.error("--linked is for opening: rounds that end are added to every peer's own file")
     with tempfile.TemporaryDirectory() as place:
-        run = write_run(Path(place), settings.peers, settings.rounds, settings.linked)
+        run = write_run(Path(place), settings.peers, settings.rounds)
         size = sum(file.stat().st_size for file in run.rglob("*.jsonl"))
         found = {"peers": settings.peers, "rounds": settings.rounds, "MB of records": size / 1e6}
         print(json.dumps(found | measure(run, settings.every, settings.seconds), indent=1))

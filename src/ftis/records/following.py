@@ -5,14 +5,12 @@ Each look takes the records as they are, even if the run was killed, resumed, cu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ftis.recipe.arms import Arm
-from ftis.records.lines import OPENING, Lines, last_row
-from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow, read_plan
+from ftis.records.reading import VALIDATION, PeerRun, read_plan
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Directory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._marks: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+        self._peers: dict[Path, PeerRun] = {}
         self.look()
 
     def look(self) -> None:
@@ -70,41 +68,30 @@ class Directory:
         return here if joined else arm.peers
 
     def progress(self, seed: int, arm: Arm, peer: str) -> Progress:
-        """A peer's progress by the last lines of its records; a file that has not changed is not read again."""
+        """A peer's progress by its last records."""
         place = self.plan.run_of(seed) / arm.name / peer
-        row, changed = self._last(place / "metrics.jsonl", _last_round)
-        last, written = self._last(place / "evaluations.jsonl", _last_validation)
-        measures: Mapping[str, Any] = row.measures if row else {}
+        records = self._peers.setdefault(place, PeerRun(place, 2))
+        records.refresh()
+        measures = records.rounds[-1].measures if records.rounds else {}
+        evaluations = records.on(VALIDATION)
         return Progress(
-            step=row.step if row else 0,
+            step=records.step,
             rounds=arm.recipe.training.rounds,
-            accuracy=last.accuracy if last else None,
-            evaluated=last.step if last else 0,
+            accuracy=evaluations[-1].accuracy if evaluations else None,
+            evaluated=evaluations[-1].step if evaluations else 0,
             reward=measures.get("reward"),
             step_time=measures.get("step_time", 0.0),
-            changed=max(changed, written),
+            changed=records.changed,
         )
-
-    def _last(self, path: Path, read: Callable[[Path], Any]) -> tuple[Any, float]:
-        """The result of ``read`` on a file, and the time when the file was last written."""
-        mark = _mark(path)
-        if mark is None:
-            self._marks.pop(path, None)
-            return None, 0.0
-        known = self._marks.get(path)
-        if known is None or known[0] != mark:
-            known = self._marks[path] = (mark, read(path))
-        return known[1], mark[2] / 1e9
 
     def busiest(self) -> tuple[int, Arm]:
         """The seed and arm that recorded something last; the first ones while nothing was recorded."""
-        found = [
-            (max(self.progress(seed, arm, peer).changed for peer in arm.peers), -i, seed, arm)
-            for seed in self.plan.seeds
-            for i, arm in enumerate(self.plan.arms)
-        ]
-        _, _, seed, arm = max(found, key=lambda one: one[:2])
-        return seed, arm
+
+        def written(job: tuple[int, Arm]) -> int:
+            files = (self.plan.run_of(job[0]) / job[1].name).glob("*/*.jsonl")
+            return max((mark[2] for file in files if (mark := _mark(file))), default=0)
+
+        return max(((seed, arm) for seed in self.plan.seeds for arm in self.plan.arms), key=written)
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
@@ -114,16 +101,3 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _last_round(path: Path) -> RoundRow | None:
-    try:
-        return RoundRow.of(last_row(path) or {})
-    except (KeyError, TypeError):
-        return None
-
-
-def _last_validation(path: Path) -> EvaluationRow | None:
-    lines = Lines(path, EvaluationRow.of, OPENING, 64)
-    lines.refresh()
-    return next((row for row in reversed(lines.rows) if row.split == VALIDATION), None)

@@ -10,12 +10,12 @@ Reading loads no model, imports nothing that a record names, and changes nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow.compute as pc
 
@@ -24,7 +24,7 @@ from ftis.metric_keys import by_peer
 from ftis.recipe.arms import PROVENANCE, Arm, arm_configs, arms_of
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_json
-from ftis.records.lines import OPENING, Lines, RecordsError, any_row, damaged
+from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.writing import read_columns, read_rollouts, rollouts_path
 from ftis.version import VERSION
 
@@ -41,8 +41,6 @@ SHOWN = (
     *("kept", "kl_k1", "completion_ids", "gen_logp", "old_logp", "unit"),
 )
 """Columns of a round's rollouts that a reader needs; the others serve a replay."""
-
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -132,17 +130,14 @@ class PeerRun:
 
     Args:
         directory: the peer's directory; a peer that was not started has none, and no records.
-        opening: follow the records, and read at most so many bytes of a file when it is opened; None reads all.
+        most: follow the records, and keep about so many rounds; None keeps all.
     """
 
-    def __init__(self, directory: Path, opening: int | None = None) -> None:
-        def lines(name: str, of: Callable[[dict[str, Any]], Row], most: int = 512) -> Lines[Row]:
-            return Lines(directory / name, of, opening, most)
-
+    def __init__(self, directory: Path, most: int | None = None) -> None:
         self.directory, self.name = directory, directory.name
-        self._metrics = lines("metrics.jsonl", RoundRow.of)
-        self._evaluations = lines("evaluations.jsonl", EvaluationRow.of)
-        self._events = lines("events.jsonl", any_row, 64)
+        self._metrics = Lines(directory / "metrics.jsonl", RoundRow.of, most)
+        self._evaluations = Lines(directory / "evaluations.jsonl", EvaluationRow.of, most and 512)
+        self._events = Lines(directory / "events.jsonl", any_row, most and 64)
         self._spent: dict[int, tuple[int, float]] = {}
 
     @staticmethod
@@ -203,6 +198,10 @@ class PeerRun:
     @property
     def splits(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.split for row in self.evaluations))
+
+    def evaluated(self, step: int) -> set[str]:
+        """The splits on which the peer was evaluated after ``step`` rounds."""
+        return {row.split for row in self._evaluations.whole() if row.step == step}
 
     def on(self, split: str) -> tuple[EvaluationRow, ...]:
         """The evaluations on one split, the untrained model's first."""
@@ -354,8 +353,7 @@ class ArmOfRun:
     @staticmethod
     def followed(run: Path, arm: Arm, here: Sequence[str]) -> ArmOfRun:
         """An arm to follow while it is written, before the first look."""
-        opening = OPENING // max(1, len(here))
-        return ArmOfRun(run, arm, {name: PeerRun(run / arm.name / name, opening) for name in here})
+        return ArmOfRun(run, arm, {name: PeerRun(run / arm.name / name, 512) for name in here})
 
     @property
     def rounds(self) -> int:

@@ -152,12 +152,6 @@ class Records:
                 tracker.finish()
 
 
-def evaluated_splits(directory: Path, step: int) -> set[str]:
-    """The splits on which a peer was evaluated after ``step`` finished rounds."""
-    path = directory / "evaluations.jsonl"
-    return {row["split"] for row in read_jsonl(path) if row["step"] == step} if path.exists() else set()
-
-
 def written_after(directory: Path, step: int) -> list[Path]:
     """The files of a peer's rounds and evaluations after ``step`` finished rounds."""
     rounds, evaluations = (directory / "rollouts").glob("round-*.parquet"), (directory / "evaluations").glob("*.jsonl")

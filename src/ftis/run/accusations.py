@@ -16,8 +16,8 @@ from typing import Any
 
 from ftis.config import FtisError
 from ftis.honesty.selection import HonestyTest
-from ftis.metric_keys import by_peer
-from ftis.records.files import read_jsonl, write_json
+from ftis.records.files import write_json
+from ftis.records.reading import PeerRun
 from ftis.selection import Selection
 
 Accusation = Mapping[str, Any]
@@ -37,7 +37,7 @@ def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation
     """The accusations in one round's measures, by sender. Their passages are text, not token ids.
 
     Args:
-        by_source: of :func:`ftis.metric_keys.by_peer`.
+        by_source: the round's measures about each peer.
     """
     return {
         sender: {
@@ -52,9 +52,8 @@ def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation
 
 def keep_undone(peer: Path, step: int) -> None:
     """Keep the accusations that the records hold from rounds after ``step``, from which a killed peer goes on."""
-    metrics = peer / "metrics.jsonl"
-    rows = read_jsonl(metrics) if metrics.exists() else []
-    accused = in_round(by_peer(rows[-1])) if rows else {}
+    rounds = PeerRun.read(peer).rounds
+    accused = in_round(rounds[-1].by_peer) if rounds else {}
     undone = {sender: accusation for sender, accusation in accused.items() if accusation["found"] >= step}
     if undone:
         write(peer, step, undone | read(peer, inf))  # those kept before may have token ids

@@ -29,8 +29,9 @@ from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import told_as_own
 from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, Stopped, placed, unheard
-from ftis.records.files import locked, read_jsonl
-from ftis.records.writing import Records, evaluated_splits, open_trackers
+from ftis.records.files import locked
+from ftis.records.reading import PeerRun
+from ftis.records.writing import Records, open_trackers
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.prepare import Checked, check, prepare
@@ -178,7 +179,7 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
 
 def is_evaluated(directory: Path, recipe: Recipe, step: int) -> bool:
     """Whether a peer, whose directory this is, was evaluated on all splits after ``step`` rounds."""
-    return len(evaluated_splits(directory, step)) > len(recipe.ood)
+    return len(PeerRun(directory).evaluated(step)) > len(recipe.ood)
 
 
 def late_directory(arm: Path, swarm: Recipe) -> Path:
@@ -308,7 +309,7 @@ def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
     """
     for peer in swarm.peers:
         path = directory / peer.name
-        finished = _recorded(path)
+        finished = PeerRun.read(path).step
         if finished > swarm.training.save_every and not checkpoint.steps(path):
             raise RunError(
                 f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "
@@ -323,15 +324,10 @@ def begins_again(directory: Path, swarm: Recipe) -> str:
     Args:
         directory: of the arm in a run.
     """
-    names, rounds = [peer.name for peer in swarm.peers], max(_recorded(directory / peer.name) for peer in swarm.peers)
+    names = [peer.name for peer in swarm.peers]
+    rounds = max(PeerRun.read(directory / name).step for name in names)
     every = f"training.save_every = {swarm.training.save_every}"
     return f"{', '.join(names)}: from round 0, no checkpoint yet after round {rounds} ({every})" if rounds else ""
-
-
-def _recorded(peer: Path) -> int:
-    """The last round in the records of a peer, whose directory this is; 0 without any."""
-    rows = read_jsonl(peer / "metrics.jsonl") if (peer / "metrics.jsonl").exists() else []
-    return int(rows[-1]["step"]) if rows else 0
 
 
 @contextmanager

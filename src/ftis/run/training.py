@@ -13,7 +13,8 @@ from ftis.measures import RoundRecord
 from ftis.peer import Peer
 from ftis.prompts import Task
 from ftis.records.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say, Stopped
-from ftis.records.writing import Records, evaluated_splits
+from ftis.records.reading import PeerRun
+from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
 from ftis.rollouts import Prompt
 from ftis.run import checkpoint
@@ -112,7 +113,7 @@ class Trainer:
         every, step = self.peer.recipe.training.eval_every, self.peer.member.cursor.step
         if step not in (0, last) and (not every or step % every):
             return
-        done = evaluated_splits(self.records.directory, step)  # before a resume
+        done = PeerRun(self.records.directory).evaluated(step)  # before a resume
         if due := [split for split in self.splits if split.name not in done]:
             try:
                 say(self.evaluate(due))
