@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,22 @@ def test_a_multiple_makes_another_number(data: st.DataObject, name: str) -> None
     for given_text in (f"18 {several}", f"18{several}", f"18 {several} of things"):
         assert read_number(given_text) is None
     assert not formulas_equal(f"9\\text{{ {several}}}", "9")
+
+
+SCRIPTS = [(0x61, 0x7A), (0xC0, 0xFF), (0x391, 0x3A9), (0x400, 0x4FF), (0x5D0, 0x5EA), (0x621, 0x64A), (0x904, 0x939)]
+SCRIPTS += [(0xE01, 0xE2E), (0x3041, 0x3096), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3)]
+LETTERS = [st.characters(min_codepoint=low, max_codepoint=high, categories=["L"]) for low, high in SCRIPTS]
+WORD = st.sampled_from(LETTERS).flatmap(lambda letters: st.text(letters, min_size=1, max_size=9))
+KNOWN = st.sampled_from(["元", "個", "개", "Äpfel", "долларов", "dólares", "บาท", "dollars", "apples", "km"])
+
+
+@given(WORD | st.builds("{} {}".format, KNOWN, WORD) | st.builds(str.__add__, KNOWN, WORD), st.booleans())
+def test_no_unknown_word_stands_behind_a_number(words: str, capital: bool) -> None:
+    words = words.capitalize() if capital else words
+    known = "|".join(["[a-z ]*[a-z]s", *units.UNITS.values(), units.KNOWN_ABROAD.pattern])
+    if not re.fullmatch(known, words, re.IGNORECASE):
+        assert not answers_equal(f"24 {words}", "24", "number")
+        assert not formulas_equal(f"24\\text{{ {words}}}", "24")
 
 
 @given(st.data(), *[st.sampled_from(sorted(units.UNITS | units.MULTIPLES))] * 2)

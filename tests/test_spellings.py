@@ -35,11 +35,12 @@ INTEGERS: list[Spelling] = [
 COUNTED = each(
     "# dollars ¦ #美元 ¦ # 元 ¦ #個のりんご ¦ #원 ¦ # 사과 ¦ # рублей в день ¦ # руб. ¦ # dólares ¦ "
     "# pesos ¦ # œufs ¦ # Äpfel ¦ # Birnen ¦ # บาท ¦ # दिन ¦ # টাকা ¦ # రోజులు ¦ # quả táo ¦ "
-    "# elmalar için ¦ # zł ¦ # ريال ¦ #€ ¦ ￥# ¦ #km/h ¦ #％"
+    "# zł ¦ # ريال ¦ #€ ¦ ￥# ¦ #km/h ¦ #％"
 )
 MULTIPLIED = each(
     "# тысяч рублей ¦ # mil dólares ¦ # millones ¦ # Millionen Euro ¦ # milliers d'élèves ¦ # docenas ¦ "
     "# Dutzend ¦ #万元 ¦ #千 ¦ #만원 ¦ # ล้านบาท ¦ # लाख ¦ # হাজার টাকা ¦ # వేల ¦ # triệu đồng ¦ # ألف ¦ "
+    "#以上 ¦ #加一 ¦ # больше ¦ # тисячі ¦ # Drittel ¦ # Nope ¦ #より大きい ¦ # 이상 ¦ # هزار ¦ "
     "#倍 ¦ #个半 ¦ # или 3 ¦ # y medio ¦ # million ¦ # dozen ¦ 不是#"
 )
 SENTENCES = each(

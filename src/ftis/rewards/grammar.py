@@ -182,7 +182,7 @@ _COMMANDS = (
 )
 _LATEX = {sign[0]: f"\\{sign[1:]} " for sign in _COMMANDS.split()}
 _LATEX |= {sign: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("⁄")) for sign in "½¼¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
-_LATEX |= {"ℝ": r"\mathbb{R}", "、": ", ", "∛": "√[3]", "∜": "√[4]"} | dict(zip("−–⁄。٫٬", "--/..,", strict=True))
+_LATEX |= {"ℝ": r"\mathbb{R}", "、": ", ", "∛": "√[3]", "∜": "√[4]"} | dict(zip("−–⁄。٫٬٪", "--/..,%", strict=True))
 
 SIGNS = (
     _sub("2，5", "2, 5", "(?<![０-９])，|，(?![０-９]{3})", ", "),

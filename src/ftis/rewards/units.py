@@ -63,7 +63,8 @@ NUMBER_WORDS = re.compile(rf"(?i:(?:(?:{_CARDINALS})(?:[\s-]+|$))+)")
 _NUMBERS = (
     rf"{_CARDINALS}|{_MULTIPLE}|half|halve|quarter|third|(?:four|fif|six|seven|eigh|"
     r"nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand)th|[a-z]*illion(?:th)?|sixe|grand|double|triple|negative|"
-    r"equal|time|percent|doe|wrong|not|minuse|pluse"
+    r"equal|time|percent|doe|wrong|not|minuse|pluse|milliard|millier|millone|milhare|(?:cent|dec|dez)ena|centaine|dizaine|"
+    r"docena|douzaine|paire|pare|pareja|demie?|mitade|metade|meio|meia|vece|veze|meno|moin|tercio|cuarto|quarto|quinto"
 )
 _NO_NUMBER = rf"(?!(?i:{_NUMBERS})s?\b)"
 _NOUNS = (
@@ -82,10 +83,6 @@ _ALL = (
 _HARMLESS = re.compile(rf"(?:{_MEASURE}|(?P<noun>{_NOUNS})){_FOR}(?:\s+(?:{_ALL}))?|{_ALL}|[ap]\.?m\.?")
 ABROAD = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0400-\u1fff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 """Letters of other languages than English, for a class of a pattern."""
-_NOUN_ABROAD = re.compile(
-    rf"(?:(?=.*[{ABROAD}])|(?=[A-Z][a-z]{{2,}}$)(?!(?i:more|less|fewer|squared|cubed|factorial|[a-z]+ed)$){_NO_NUMBER})"
-    rf"[A-Za-z{ABROAD}]+(?:[\s/.'’-]+[A-Za-z{ABROAD}]+){{0,4}}"
-)
 
 
 def _abroad(words: str, anywhere: str) -> str:
@@ -101,16 +98,43 @@ POWERS_ABROAD = _abroad(
     ألف آلاف مليون مليار مئة مائة عشر""",
 )
 """Ten, hundred, thousand, million and so on in other languages."""
-_OTHER_NUMBERS_ABROAD = _abroad(
-    """dutzend* paar* halb* mal nicht oder und mehr weniger docena* par pares medi[oa]* mitad* veces no ni o y m[aá]s
-    menos douzaine* paire* demi* fois ne pas ou et moins dozzin* paia mezz* met[aà] volte non oppure e pi[uù] meno
-    d[uúü]zi* meio meia metade vezes não mais çift* buçuk cặp nửa lần không tuz* pół* razy nie dussin* дюж* пар[аы]?
-    пол[от]* раза? не или и""",
-    """^[十百千万萬亿億兆打双雙對对余餘多対組십백천만억쌍](?![克米瓦]) [倍배半或不没非错錯違] 分[之の] ない ません
-    ダース 다스 않 아니 โหล คู่ ครึ่ง เท่า ไม่ หรือ दर्जन जोड़ आध गुना नहीं ডজন জোড়া গুণ డజన్ జత సగం రెట్లు دزينة زوج نصف ليس""",
+_COUNTERS = r"""
+    个 個 只 隻 条 條 头 頭 本 张 張 枚 匹 台 辆 支 颗 粒 杯 瓶 盒 箱 袋 件 家 岁 歳 人 名 位 名学生 天 日 日間
+    周 週 週間 月 个月 個月 か月 ヶ月 年 年間 小时 小時 時間 分 分钟 分鐘 分間 秒 秒钟 秒間 次 回 页 頁 ページ
+    冊 点 度 元 块 块钱 美元 人民币 欧元 英镑 日元 円 角 美分 ドル ユーロ セント 米 千米 公里 厘米 毫米 平方米
+    平方厘米 平方千米 平方公里 立方米 立方厘米 升 毫升 千克 公斤 克 毫克 斤 吨 千瓦 キロ キロメートル メートル
+    センチ センチメートル グラム キログラム リットル パーセント 개 명 마리 권 장 시간 분 초 일 주 달 개월 년 살
+    세 번 대 송이 병 잔 자루 쪽 점 도 원 달러 유로 센트 미터 킬로미터 센티미터 그램 킬로그램 리터 페이지 퍼센트
+"""
+_THINGS = "苹果 鸡蛋 学生 书 りんご リンゴ 卵 本 鉛筆 사과 달걀 계란 학생 책".replace(" ", "|")
+_WORDS_ABROAD = r"""
+    euro cent dollar franken stück personen leute männer frauen kinder schüler tage? stunden? minuten? sekunden?
+    wochen? monate? jahre? meter kilometer zentimeter liter kilogramm gramm grad prozent meilen? äpfel birnen
+    eier bücher kugeln punkte seiten bäume karten stifte kekse blumen tassen hühner dólar(?:es)? años? días?
+    niñ[oa]s? página?s? (?:kil[oó]|cent[ií])m[eè]tr[oi]s? árboles lápices crianças maçãs hora dia semana minuto
+    metro litro œufs? élèves? années? (?:kilo|centi)?mètres? étudiants? pièces? heure jour semaine minute ore
+    ora mele uova libri minuti secondi giorn[io] settiman[ae] mesi anni (?:chilo|centi)?metri persone bambini
+    studenti dollari pagine litri grammi gradi kronor kroner kč korun uur dagen zł złot(?:y|e|ych)
+    jabł(?:ka|ko|ek) godzin[aęy]? dni lat osób książ(?:ki|ek) minut lirası tl öğrenci elma saat gün dakika kuruş
+    yumurta kitap kişi yıl adet tane đồng giờ ngày phút giây tuần tháng mét người quả(?:\s(?:táo|trứng))?
+    học\ssinh quyển(?:\ssách)? rupiah orang jam hari apel shilingi siku рубл(?:ь|я|ей|и) руб р доллар(?:а|ов)?
+    евро цент(?:а|ов)? копе(?:ек|йки|йка) час(?:а|ов)? минут[аы]? секунд[аы]? д(?:ень|ня|ней) недел[яиюь]
+    месяц(?:а|ев)? года? лет (?:санти|кило)?метр(?:а|ов)? литр(?:а|ов)? (?:кило)?грамм(?:а|ов)? штук[аи]? шт
+    человека? людей яблок[оа]? яйц[оа] яиц книг[аиу]? страниц[аы]? дет(?:ей|и) ученик(?:а|ов)? студент(?:а|ов)?
+    груш[аи]? карандаш(?:а|ей)? процент(?:а|ов)? градус(?:а|ов)? км м см мм кг г л мл ч мин с гривень гривні грн
+    μήλα ευρώ ώρες บาท ชิ้น คน วัน ชั่วโมง นาที วินาที สัปดาห์ เดือน ปี ดอลลาร์ ใบ ลูก ผล ตัว ฟอง เล่ม อัน เมตร
+    กิโลเมตร กิโลกรัม กรัม ลิตร หน้า रुपये रुपए रुपया सेब दिन घंटे घंटा मिनट सेकंड सप्ताह महीने साल वर्ष लोग
+    किताबें डॉलर मीटर किलोमीटर किलो ग्राम लीटर अंडे बच्चे টাকা টি জন দিন ঘণ্টা মিনিট ডলার আপেল ডিম రోజులు
+    రూపాయలు డాలర్లు గంటలు నిమిషాలు ఆపిల్స్ ريال دولار دولارات درهم دينار جنيه ساعة ساعات يوم أيام يوما دقيقة
+    تفاحة تفاحات كتاب كتب متر كيلومتر تومان ریال שקל שקלים
+"""
+_ABROAD_WORD = (
+    rf"(?:{'|'.join(_WORDS_ABROAD.split())}|(?:{'|'.join(_COUNTERS.split())})(?:の|\s)?(?:{_THINGS})?|{_THINGS})"
 )
-"""Dozen, pair, half, times, not, or, and, more in other languages."""
-_NO_NOUN_ABROAD = re.compile(f"{POWERS_ABROAD}|{_OTHER_NUMBERS_ABROAD}", re.IGNORECASE)
+KNOWN_ABROAD = re.compile(
+    rf"{_ABROAD_WORD}(?:(?:\s*/\s*|\s+(?:pro|par|por|per|al?|в)\s+){_ABROAD_WORD})?", re.IGNORECASE
+)
+"""Currencies, measures, counters and things in other languages. Behind a number any other word may change it."""
 _SINGULAR = re.compile(rf"(?!(?i:{_NUMBERS}|less|more|short)\b)[A-Za-z]+[^\W\ds](?<!ed)")
 """A thing that a 1 may count: ``1\\text{ apple}``."""
 _PLAIN_WORDS = re.compile(
@@ -229,14 +253,10 @@ def as_text(formula: str, expected: str = "") -> str:
 
 
 def harmless(words: str) -> bool:
-    """Whether words behind a number leave it as it is: a unit, or a noun in the plural that is no number.
-
-    A noun of another language has a letter that English lacks, or a capital as in German.
-    """
-    if found := _HARMLESS.fullmatch(words) or _NOUN_ABROAD.fullmatch(words):
-        noun = found.groupdict().get("noun", words) or ""
-        return not _NO_NOUN_ABROAD.search(noun) and not COUNTS.search(noun)
-    return False
+    """Whether words behind a number leave it as it is: a unit, a plural that is no number, or a known word."""
+    if found := _HARMLESS.fullmatch(_small(words)):
+        return not COUNTS.search(found["noun"] or "")
+    return KNOWN_ABROAD.fullmatch(words) is not None
 
 
 def without_nouns(formula: str) -> str:
