@@ -36,10 +36,6 @@ from ftis.engines.models import load_model, load_tokenizer, tokenizer_fingerprin
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.sampling import Decoding
 
-KINDS = pytest.mark.parametrize(
-    "kind", ["qwen2", "llama", "gemma", "gemma3", "gpt2", "sliding", "gptj", "falcon-alibi"]
-)
-
 TRAINS: dict[str, dict[str, Any]] = {
     "full": {"train": "full"},
     "lora": {"train": "lora", "lora_r": 4, "lora_alpha": 8},
@@ -81,7 +77,7 @@ def naive_logps(policy: Policy, temperature: float) -> list[np.ndarray]:
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3", "gptj"])  # in lines, with windows, in rows
 def test_log_probabilities_are_those_of_each_row_alone(kind: str, tiny_policy: TinyPolicy) -> None:
     for temperature, budget in itertools.product((1.0, 0.6), (1, 40, 10_000)):
         policy = tiny_policy(kind, tokens_per_microbatch=budget)
@@ -329,19 +325,6 @@ def test_the_gradient_is_that_of_the_loss(tiny_policy: TinyPolicy) -> None:
     (total / len(PROMPTS)).backward()
     policy.step(PROMPTS, COMPLETIONS, 1.0, weighted)
     assert relative_difference(gradients(reference), gradients(policy)) < 1e-5
-
-
-def test_a_step_descends_the_loss(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy(learning_rate=1e-3)
-
-    def loss() -> float:
-        logps = policy.logps(PROMPTS, COMPLETIONS, 1.0)
-        position = np.linspace(0.5, 1.5, 12)
-        return float(sum(float(w) * (row * position[: len(row)]).sum() for w, row in zip(WEIGHTS, logps, strict=True)))
-
-    before = loss()
-    ascend(policy, steps=3)
-    assert loss() < before - 1
 
 
 def test_the_first_step_of_adamw_moves_each_weight_by_the_learning_rate(tiny_policy: TinyPolicy) -> None:

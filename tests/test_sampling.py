@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TinyPolicy, assert_one_line, make_tokenizer
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from policies import rows_of
 from scipy.stats import chi2
@@ -31,7 +31,8 @@ from ftis.rollouts import Rollout
 from ftis.sampling import Decoding, Draw, Sampler
 
 SAMPLERS = pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
-KINDS = pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma", "gpt2", "sliding", "gemma3"])
+KINDS = ("qwen2", "qwen3", "llama", "gemma", "gpt2", "sliding", "gemma3")
+WIDE_WINDOW = {"sliding_window": 24}
 
 ENDS = frozenset({2, 11, 13, 17, 23, 29, 31, 37, 41, 43})
 """More end-of-sequence ids than usual, so that random models end their rows soon, at different steps."""
@@ -67,6 +68,17 @@ def learner_logps(policy: Policy, prompts: list[np.ndarray], groups: list[tuple[
     return policy.logps(repeated, [r.completion_ids for r in flat(groups)], t)
 
 
+def capture_steps(patch: pytest.MonkeyPatch) -> None:
+    """Let steps be those that a GPU would capture, over all slots, here taken as they are."""
+    begin = _Rows.__init__
+
+    def capturing(self: _Rows, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self.captures = True
+
+    patch.setattr(_Rows, "__init__", capturing)
+
+
 def check_ends(rollout: Rollout, ends: frozenset[int], longest: int) -> None:
     """A rollout stops at its first end-of-sequence id, which it includes, or else at the maximum length."""
     ids = rollout.completion_ids.tolist()
@@ -78,37 +90,51 @@ def check_ends(rollout: Rollout, ends: frozenset[int], longest: int) -> None:
 # --- the same policy as the learner's, and one text from both ---------------------------------------------------------
 
 
-@KINDS
-def test_greedy_text_and_log_probabilities_are_the_same_from_both_samplers(
-    kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+@settings(max_examples=24, deadline=None)
+@given(
+    st.sampled_from([builtin_sampler, generate_sampler]),
+    st.sampled_from([*((kind, {}) for kind in KINDS), ("sliding", WIDE_WINDOW), ("gemma3", WIDE_WINDOW)]),
+    st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 30),
+    st.sampled_from([1, 3, 8, 1000]),
+    st.sampled_from([1, 1000]),
+    st.sampled_from([0.0, 1e12]),
+    st.booleans(),
+)
+def test_greedy_text_is_the_same_however_it_is_drawn(
+    tiny_policy: TinyPolicy,
+    sampler: Draw,
+    kind: tuple[str, dict[str, Any]],
+    lengths: list[int],
+    repeats: int,
+    batch_size: int,
+    rows_that_fit: int,
+    prefilled: int,
+    worth_dropping: float,
+    captured: bool,
 ) -> None:
-    policy = tiny_policy(kind)
+    """In batches and parts, prefilled together, rows dropped and their places taken, over used slots or over all.
+
+    Rows of 24 tokens fit the wider windows, while slots, as rows take the places of others, are more.
+    """
+    policy = tiny_policy(kind[0], model=kind[1])
     policy.end_ids = ENDS
-    compactions: list[tuple[int, int]] = []
-    select = SlotCache.select
-
-    def counted(self: SlotCache, kept: torch.Tensor) -> None:
-        rows = self.slots[0].keys
-        assert rows is not None
-        compactions.append((len(kept), len(rows)))
-        select(self, kept)
-
-    monkeypatch.setattr(SlotCache, "select", counted)
-    decoding, prompts = Decoding(20, temperature=0.0), rows_of((3, 9, 5, 9, 1, 7) * 4)
-    slow = generate_sampler(policy, prompts, 1, decoding, 0)
-    for worth_dropping in (0.0, 1e12):
-        monkeypatch.setitem(WORTH_DROPPING, "cpu", worth_dropping)
-        compactions.clear()
-        fast = builtin_sampler(policy, prompts, 1, decoding, 0)
-        assert tokens(fast) == tokens(slow)
-        lengths = [len(r) for r in flat(fast)]
-        assert len(set(lengths)) > 4, lengths
-        assert len(compactions) > 1 if worth_dropping == 0 else not compactions
-        assert all(0 < kept < rows for kept, rows in compactions)
-        for a, b, c in zip(flat(fast), flat(slow), learner_logps(policy, prompts, fast, 1.0), strict=True):
-            np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
-            np.testing.assert_allclose(a.gen_logp, c, atol=1e-4)
-            check_ends(a, ENDS, 20)
+    prompts, decoding = rows_of(lengths), Decoding(12, temperature=0.0)
+    expected = [generate_sampler(policy, [prompt], 1, decoding, 0)[0][0].completion_ids.tolist() for prompt in prompts]
+    config = policy.model.config
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WORTH_DROPPING, "cpu", worth_dropping)
+        patch.setattr(slots, "CPU_CACHE_BYTES", rows_that_fit * slots.row_bytes(config, 36, 4))
+        within = slots.CPU_CACHE_BYTES // slots.prefill_bytes(config, prefilled * max(lengths), 4)
+        patch.setattr(slots, "PREFILL_PARTS", max(1, within))
+        if captured and kind not in (("sliding", {}), ("gemma3", {})):
+            capture_steps(patch)
+        groups = sampler(policy, prompts, repeats, decoding, 0, batch_size)
+    assert tokens(groups) == [[ids] * repeats for ids in expected]
+    for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+        check_ends(rollout, ENDS, 12)
 
 
 def test_greedy_log_probabilities_are_those_of_temperature_1_and_every_token_the_likeliest(
@@ -549,18 +575,14 @@ def test_a_group_is_parted_where_it_does_not_fit() -> None:
     assert slots.parts_of_a_group(config, 10, 20, 4, 12, 6 * short, refills=False) == 2
 
 
-@KINDS
-@pytest.mark.parametrize("sampler", [builtin_sampler, generate_sampler])
-def test_groups_in_parts_are_groups(
-    sampler: Draw, kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = tiny_policy(kind)
+@SAMPLERS
+def test_groups_in_parts_are_groups(sampler: Draw, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
     policy.end_ids = ENDS
     prompts = rows_of((3, 9, 5))
-    whole, greedy = (sampler(policy, prompts, 12, Decoding(16, t), 0) for t in (1.0, 0.0))
+    whole = sampler(policy, prompts, 12, Decoding(16), 0)
     monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 4 * slots.row_bytes(policy.model.config, 9 + 2 * 16, 4))
-    parted, again = (sampler(policy, prompts, 12, Decoding(16, t), 0) for t in (1.0, 0.0))
-    assert tokens(again) == tokens(greedy)
+    parted = sampler(policy, prompts, 12, Decoding(16), 0)
     assert [len(group) for group in parted] == [12, 12, 12]
     assert [len(group) for group in sampler(policy, prompts, 11, Decoding(16), 0)] == [11, 11, 11]
     assert tokens(parted) != tokens(whole)  # drawn in another order
@@ -570,34 +592,6 @@ def test_groups_in_parts_are_groups(
         learned = policy.logps([prompt] * 12, [rollout.completion_ids for rollout in group], 1.0)
         for logp, rollout in zip(learned, group, strict=True):
             np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
-
-
-@KINDS
-def test_prompts_are_prefilled_a_few_at_a_time(
-    kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = tiny_policy(kind)
-    policy.end_ids = ENDS
-    prompts = rows_of((3, 9, 5, 9, 1, 7, 2, 12, 4))
-    whole = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
-    together: list[int] = []
-    prefill = _Rows._prefill
-
-    def counted(self: _Rows, chosen: Any) -> torch.Tensor:
-        together.append(len(chosen))
-        return prefill(self, chosen)
-
-    monkeypatch.setattr(_Rows, "_prefill", counted)
-    for at_once in (1, 2):
-        together.clear()
-        part = slots.CPU_CACHE_BYTES // slots.prefill_bytes(policy.model.config, at_once * 12, 4)
-        monkeypatch.setattr(slots, "PREFILL_PARTS", part)
-        parts = builtin_sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size=14)
-        assert sum(together) == len(prompts)
-        assert max(together) == at_once
-        assert tokens(parts) == tokens(whole)
-        for a, b in zip(flat(parts), flat(whole), strict=True):
-            np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
 
 
 def test_what_a_prefill_takes() -> None:
@@ -620,73 +614,6 @@ def test_what_a_completion_takes() -> None:
     assert slots.row_bytes(config, 10, 4) == 10 * (2 * 6 + 2 * 16 + 1 * 6) * 2 * 4 + 3 * 4 * 50
 
 
-@KINDS
-@SAMPLERS
-def test_greedy_completions_do_not_depend_on_the_batch_size(
-    kind: str, sampler: Sampler, tiny_policy: TinyPolicy
-) -> None:
-    policy = tiny_policy(kind)
-    policy.end_ids = ENDS
-    prompts = rows_of((3, 9, 5, 9, 1, 7, 2, 12, 4, 6, 1, 8))
-    whole = sampler(policy, prompts, 2, Decoding(16, 0.0), 0)
-    assert len({len(r) for r in flat(whole)}) > 3
-    for batch_size in (1, 2, 5, 8, 30):
-        some_at_a_time = sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size)
-        assert tokens(some_at_a_time) == tokens(whole)
-        for a, b in zip(flat(some_at_a_time), flat(whole), strict=True):
-            np.testing.assert_allclose(a.gen_logp, b.gen_logp, atol=1e-4)
-    assert all(a.completion_ids.tolist() == b.completion_ids.tolist() for a, b in whole)
-
-
-@pytest.fixture
-def all_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Steps are those that a GPU would capture, here taken as they are; their numbers of rows."""
-    begin, call, rows = _Rows.__init__, StepGraph.__call__, []
-
-    def capturing(self: _Rows, *args: Any) -> None:
-        begin(self, *args)
-        self.captures = True
-
-    def counted(self: StepGraph, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        rows.append(len(token))
-        return call(self, token, position)
-
-    monkeypatch.setattr(_Rows, "__init__", capturing)
-    monkeypatch.setattr(StepGraph, "__call__", counted)
-    monkeypatch.setitem(WORTH_DROPPING, "cpu", 0.0)
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("kind", "model"),
-    [
-        ("qwen2", {}),
-        ("qwen3", {}),
-        ("llama", {}),
-        ("sliding", {"sliding_window": 29}),
-        ("gemma3", {"sliding_window": 29}),
-    ],
-)
-def test_steps_over_all_slots_give_the_same_text(
-    kind: str,
-    model: dict[str, Any],
-    all_slots: list[int],
-    tiny_policy: TinyPolicy,
-) -> None:
-    """Rows of 29 tokens fit the windows, while slots, as rows take the places of others, are more."""
-    policy = tiny_policy(kind, model=model)
-    policy.end_ids = ENDS
-    cases: list[tuple[tuple[int, ...], int]] = [((3, 9, 5, 9, 1, 7), 0), ((4, 4, 4, 4), 0), ((3, 9, 5, 9), 4)]
-    for lengths, batch_size in cases:
-        all_slots.clear()
-        prompts = rows_of(lengths * 3)
-        fast = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0, batch_size)
-        assert tokens(fast) == tokens(generate_sampler(policy, prompts, 2, Decoding(20, 0.0), 0))
-        for rollout, logp in zip(flat(fast), learner_logps(policy, prompts, fast, 1.0), strict=True):
-            np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
-        assert len(set(all_slots)) > 1  # rows were dropped on the way
-
-
 def test_what_is_in_a_slot_before_it_is_used_plays_no_part(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy()
     decoder = FusedDecoder(policy.model, torch.float32, torch.arange(8))
@@ -704,13 +631,14 @@ def test_what_is_in_a_slot_before_it_is_used_plays_no_part(tiny_policy: TinyPoli
 
 
 def test_sampling_goes_on_where_steps_cannot_be_captured(
-    all_slots: list[int], tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(self: StepGraph, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     policy, prompts = tiny_policy(), rows_of((3, 9, 5))
     expected = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0)
+    capture_steps(monkeypatch)
     monkeypatch.setattr(StepGraph, "__call__", failing)
     with pytest.warns(UserWarning, match="CUDA graphs are left out: operation not permitted"):
         found = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0)
@@ -729,11 +657,10 @@ def test_captured_steps_give_the_same_text(dtype: str, tiny_policy: TinyPolicy) 
     assert same == 1.0 if dtype == "float32" else same > 0.8
 
 
-@KINDS
 def test_waiting_prompts_take_the_place_of_rows_that_ended(
-    kind: str, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = tiny_policy(kind)
+    policy = tiny_policy()
     policy.end_ids = ENDS
     prompts = rows_of((3, 9, 5, 9, 1, 7) * 5)
     batches: list[int] = []  # rows of each step

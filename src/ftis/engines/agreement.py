@@ -41,8 +41,6 @@ TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
 """The most tokens of a trial's padded prompts, by kind of device."""
 TRIED_LENGTH = 64
 """The tokens of the longest row of a trial, where nobody says how long rows become."""
-LOOKED_AT = 4
-"""The rollouts that are compared of a run's first."""
 
 Nats = npt.NDArray[np.float64]
 """Log-probabilities of checked tokens, end to end: [M]."""
@@ -113,16 +111,15 @@ def trial(policy: Policy, draw: Draw, longest: int) -> Gaps:
 def require_agreement(
     policy: Policy, prompt_ids: Sequence[Ints], groups: Sequence[Sequence[Rollout]], decoding: Decoding
 ) -> None:
-    """Compare some of the first rollouts of a run, the shortest and the longest row among them.
+    """Compare the first rollouts of a run that have the shortest and the longest row.
 
     Raises:
         ModelError: sampler, learner and a plain pass do not see one policy.
     """
     pairs = [(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
-    chosen = [pairs[i] for i in np.unique(np.linspace(0, len(pairs) - 1, LOOKED_AT).astype(np.int64)).tolist()]
-    rows = [prompt for prompt, _ in chosen], [rollout for _, rollout in chosen]
-    gaps(policy, *rows, decoding, in_place=False).refuse(policy)
+    (short, first), (long, last) = pairs[0], pairs[-1]
+    gaps(policy, [short, long], [first, last], decoding, in_place=False).refuse(policy)
 
 
 def gaps(
