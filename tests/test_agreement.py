@@ -98,6 +98,29 @@ def test_a_trial_passes_the_lengths_that_the_model_names(length: int, tiny_polic
         assert max(found.sampler, found.learner) < 1e-4
 
 
+def test_a_short_window_is_tried_though_rows_become_long(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(model={"my_window": 100, "max_position_embeddings": 4096})
+    drawn: set[int] = set()
+
+    def noted(
+        policy: Policy, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+    ) -> list[tuple[Rollout, ...]]:
+        drawn.update(map(len, prompt_ids))
+        return builtin_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
+
+    trial(policy, noted, 2800)
+    assert {96, 2792} <= drawn
+
+
+def test_in_float32_the_first_round_is_held_to_the_policy_s_own_arithmetic(tiny_policy: TinyPolicy) -> None:
+    policy, prompts = tiny_policy(), rows_of((3, 9, 5))
+    off = OffBeyond(0, by=0.05)(policy, prompts, 2, Decoding(8), 0)
+    require_agreement(policy, prompts, off, Decoding(8))  # another engine's rounding
+    with pytest.raises(ModelError, match="the sampler"):
+        require_agreement(policy, prompts, off, Decoding(8), in_place=True)
+    assert open_sampler("auto", policy).in_place  # type: ignore[attr-defined]
+
+
 def test_the_first_way_that_agrees_is_taken(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy()
     off, on = InPlace(OffBeyond(0)), InPlace(builtin_sampler, slow="slowly")

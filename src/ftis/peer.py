@@ -183,7 +183,8 @@ class Peer:
         seed = seed_of(self.recipe, self.name, round, purpose)
         groups = self.sampler(self.policy, ids, repeats, self.decoding, seed, self.recipe.sampling.batch_size)
         if not self.agreed:
-            look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding)
+            in_place = getattr(self.sampler, "in_place", False)
+            look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding, in_place)
             self.agreed = True
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ IN_A_ROW = 3
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
-"""The most tokens of a trial's padded prompts, by kind of device."""
+"""The most tokens of the padded prompts of a trial, the longest apart, by kind of device."""
 TRIED_LENGTH = 64
 """The tokens of the longest row of a trial, where nobody says how long rows become."""
 
@@ -93,25 +94,43 @@ class Gaps:
 def trial(policy: Policy, draw: Draw, longest: int) -> Gaps:
     """Draw from made-up prompts whose completions pass the lengths at which the model may compute otherwise.
 
+    Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
+    the shortest on, while :data:`TRIED_TOKENS` lasts.
+
     Args:
         longest: the most tokens of a row; 0: unknown.
     """
     most = longest or TRIED_LENGTH
     most, budget = min(most, positions_of(policy.model.config) or most), TRIED_TOKENS[device_kind(policy.device)]
-    lengths = [max(1, most - TRIED)]
-    for named in reversed(named_lengths(policy.model.config)):
-        if TRIED < named - TRIED // 2 <= lengths[-1] - TRIED and (len(lengths) + 2) * most <= budget:
-            lengths.append(named - TRIED // 2)
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, lengths[-1]), *lengths[::-1])]
-    decoding = Decoding(min(TRIED, most - lengths[0]) or 1)
-    return gaps(policy, prompts, [group[0] for group in draw(policy, prompts, 1, decoding, 0)], decoding)
+    last = max(1, most - TRIED)
+    drawn = [[last]]
+    lengths = [named - TRIED // 2 for named in named_lengths(policy.model.config)]
+    for _, alike in groupby((length for length in lengths if TRIED < length < last), int.bit_length):
+        together = list(alike)
+        budget -= (1 + len(together)) * together[-1]
+        if budget >= 0:
+            drawn.append(together)
+    rng, decoding = np.random.default_rng(0), Decoding(min(TRIED, most - last) or 1)
+    prompts: list[Ints] = []
+    rollouts: list[Rollout] = []
+    for together in drawn:
+        some = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, together[0]), *together)]
+        prompts += some
+        rollouts += [group[0] for group in draw(policy, some, 1, decoding, 0)]
+    return gaps(policy, prompts, rollouts, decoding)
 
 
 def require_agreement(
-    policy: Policy, prompt_ids: Sequence[Ints], groups: Sequence[Sequence[Rollout]], decoding: Decoding
+    policy: Policy,
+    prompt_ids: Sequence[Ints],
+    groups: Sequence[Sequence[Rollout]],
+    decoding: Decoding,
+    in_place: bool = False,
 ) -> None:
     """Compare the first rollouts of a run that have the shortest and the longest row.
+
+    Args:
+        in_place: as :func:`gaps` takes it.
 
     Raises:
         ModelError: sampler, learner and a plain pass do not see one policy.
@@ -119,7 +138,7 @@ def require_agreement(
     pairs = [(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     (short, first), (long, last) = pairs[0], pairs[-1]
-    gaps(policy, [short, long], [first, last], decoding, in_place=False).refuse(policy)
+    gaps(policy, [short, long], [first, last], decoding, in_place).refuse(policy)
 
 
 def gaps(

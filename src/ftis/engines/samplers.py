@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,6 +34,7 @@ class InPlace(Sampler):
     draw: Draw
     slow: str = ""
     uncached: Draw | None = None
+    in_place: ClassVar[bool] = True
 
     def __call__(
         self,

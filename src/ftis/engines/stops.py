@@ -57,6 +57,11 @@ class Stopping(Sampler):
         """How the sampler draws, if faster ways do not fit the model; otherwise empty."""
         return getattr(self.sampler, "slow", "")
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the sampler draws from the policy itself, in its arithmetic."""
+        return getattr(self.sampler, "in_place", False)
+
     def __call__(
         self,
         policy: Policy,
