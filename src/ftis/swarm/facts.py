@@ -117,7 +117,7 @@ def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
     elif differing == ["roster"]:
         remedy = "give all the same roster"
     else:
-        remedy = "let all have the same recipe, --set and version of ftis"
+        remedy = "give all peers the same settings (recipe and --set, or GRPOConfig) and version of ftis"
     return Mismatch(recipe, shown, remedy)
 
 

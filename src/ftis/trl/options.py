@@ -66,7 +66,7 @@ def check_options(args: Any, more: Mapping[str, Any], recipe: Recipe, objective:
         *_of_recipe(args, recipe, objective, peer),
     ]
     if faults:
-        raise OptionError("options that contradict the swarm's:\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise OptionError("options that a swarm cannot take:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
 def check_generation(args: Any, effective: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -93,8 +93,8 @@ def check_generation(args: Any, effective: Mapping[str, Any], defaults: Mapping[
     if faults:
         raise OptionError(
             "settings of generation that change what is sampled, but not the log-probabilities that others weigh it "
-            "by:\n" + "\n".join(faults) + "\n  leave them out of GRPOConfig (generation_kwargs too), and set those "
-            "that come with the model to None: model.generation_config.<name> = None"
+            "by:\n" + "\n".join(faults) + "\n  leave them out of GRPOConfig (generation_kwargs too). If one comes "
+            "with the model, load the model yourself, set model.generation_config.<name> = None, and pass the model"
         )
 
 
