@@ -10,6 +10,7 @@ import re
 
 from ftis.rewards.grammar import FORMULA, MOST_WRITTEN, SIGNS, balanced, bare, rewrite, too_nested
 from ftis.rewards.latex import holds
+from ftis.rewards.numbers import read_number
 from ftis.rewards.shapes import DIGITS, LETTER, Question, question
 from ftis.rewards.units import (
     NUMBER_WORDS,
@@ -55,7 +56,9 @@ def formulas_equal(given: str, expected: str) -> bool:
     if (share := _PERCENT.search(given) is not None) != (_PERCENT.search(expected) is not None):
         value, right = RELATION.split(one)[-1], RELATION.split(other)[-1]
         parts = (f"({value})/100", right) if share else (value, f"({right})/100")
-        asked = "any", asked, question(*parts)
+        number = read_number(right)
+        small = share and number is not None and abs(number) < 1  # 0.5% is no half
+        asked = question(*parts) if small else ("any", asked, question(*parts))
     return holds(asked)
 
 

@@ -14,8 +14,9 @@ from ftis.rewards.helper import Helper, Judge, serve
 if TYPE_CHECKING:
     from ftis.rewards.shapes import Question
 
-SMALL, OF_A_SMALL = 1e-3, 5e-3
-"""Below this an answer must be right to three digits as well: to six behind the point all of them are like 0."""
+SMALL, OF_A_SMALL, OF_AN_EXACT = 1e-3, 5e-3, 5e-6
+"""Below this an answer must be right to three digits of a decimal, to six of an exact value: to six behind the point
+all of them are like 0."""
 PLACES = 60
 """Digits to which numbers are computed. Two exact ones are equal if 40 are."""
 _PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
@@ -103,6 +104,9 @@ def _load_math_verify() -> Judge:
 
     def near(one: Any, other: Any, digits: int) -> bool | None:
         """Whether two numbers are equal, decimals to some digits; None if they cannot be computed."""
+        exact = not other.has(sympy.Float)
+        rounded = not (exact and other.is_integer) and (one.has(sympy.Float) or not exact)
+        one, other = in_fractions(one), in_fractions(other)
         values = [one.evalf(PLACES), other.evalf(PLACES)]
         if any(value.has(sympy.nan, sympy.zoo) for value in values):
             return False
@@ -114,13 +118,16 @@ def _load_math_verify() -> Judge:
         # one bit of precision is what rounding leaves of 0
         real, imaginary, *right = (0 if getattr(part, "_prec", 0) == 1 else part for part in parts)
         gap, size = (sympy.sqrt(x**2 + y**2) for x, y in ((real - right[0], imaginary - right[1]), right))
-        if not one.has(sympy.Float) and not other.has(sympy.Float):
+        if not rounded:
             if gap > size * 10**-40:
                 return False
             rest = one.doit() - other.doit() if one.is_rational and other.is_rational else sympy.S.Zero
             return bool(rest == 0 or not isinstance(rest, sympy.Rational))
-        most = max(0.5000001 * 10**-digits, 1e-12 * size)
-        return bool(gap <= (most if size > SMALL else min(most, OF_A_SMALL * size)))
+        most = 0.5000001 * 10**-digits
+        return bool(gap <= (most if size > SMALL else min(most, (OF_AN_EXACT if exact else OF_A_SMALL) * size)))
+
+    def in_fractions(side: Any) -> Any:
+        return side.xreplace({number: sympy.Rational(str(number)) for number in side.atoms(sympy.Float)})
 
     def reals(given: list[list[str]], expected: list[list[str]]) -> bool:
         """Whether two unions of intersections of sets and inequalities are one set of reals, and not empty."""
@@ -132,7 +139,7 @@ def _load_math_verify() -> Judge:
     def solved(text: str) -> Any:
         found = read(text).doit()
         found = found if isinstance(found, sympy.Set) else found.as_set()
-        return found.xreplace({number: sympy.Rational(str(number)) for number in found.atoms(sympy.Float)})
+        return in_fractions(found)
 
     def decide(asked: list[Any]) -> bool:
         kind, *rest = asked

@@ -26,6 +26,7 @@ _AND = rf"\s+and\s+|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
 _OR = rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
 _CUT = re.compile(rf"(?:[,;]\s*)?(?:{_AND}|{_OR})|[,;]")
 _NAMED = re.compile(rf"\s*({LETTER}(?:\([A-Za-z]\))?|\([^()=]*\))\s*(?:=|\\in(?![A-Za-z]))(.*)", re.DOTALL)
+_COLON = re.compile(":")
 _SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])")
 _SPACE = re.compile(r"(?<!\w)\s+|\s+(?![\w\s])")
 _SET, _POINT, _LIST = r"\{\}", "()", ""
@@ -42,10 +43,14 @@ class Shape(NamedTuple):
     def assigns(self) -> bool:
         return len(self.names) == len(set(self.names) - {""}) > 1
 
+    @property
+    def roots(self) -> bool:
+        return any(self.names) and len(self.names) > 1 and not self.assigns
+
 
 def shape(text: str) -> Shape:
-    """The parts of an answer: 1 and 4 of ``1,4``, ``\\{4,1\\}``, ``x=1, y=4`` and ``(1,4)``; a ± has two."""
-    found = _NAMED.fullmatch(text)
+    """The parts of an answer: 1 and 4 of ``1,4``, ``\\{4,1\\}``, ``x=1, y=4`` and ``(x,y)=(1,4)``; a ± has two."""
+    whole = found = _NAMED.fullmatch(text)
     brackets, content = inside(RELATION.split(text)[-1].strip() if found else text.strip())
     several = len(split(content, _CUT)) > 1 and not _SIGN.search(content)
     if len(split(text, _CUT)) > 1 or "emptyset" in content or not (brackets == _SET or (brackets and several)):
@@ -57,23 +62,32 @@ def shape(text: str) -> Shape:
         for plus, minus in ("+-", "-+") if _SIGN.search(value) else ("+-",):
             names.append(found[1] if found else "")
             parts.append(_SIGN.sub(lambda mark: plus if mark[1] == "pm" else minus, value))  # noqa: B023
+    if whole and brackets and (left := split(inside(whole[1])[1], _CUT))[1:] and len(left) == len(parts):
+        names = left
+    elif len({name.partition("_")[0] for name in names}) == 1:  # x_1 and x_2 are roots
+        names = [name.partition("_")[0] for name in names]
     if set(names) <= set("xyz"):  # coordinates
         parts = [part for _, part in sorted(zip(names, parts, strict=True), key=lambda pair: pair[0])]
         names.sort()
     return Shape(_POINT if brackets == r"\langle\rangle" else brackets, names, parts)
 
 
-def question(given: str, expected: str, digits: int = DIGITS) -> Question:
+def question(given: str, expected: str, digits: int = DIGITS, part: bool = False) -> Question:
     """Whether two formulas are equal, for the helper.
 
     Lists and sets have no order. Points have one, and so have values of several names: ``x=1, y=2`` is ``(1,2)`` and
-    ``1,2``, not ``2,1``. A list may stand for a point or a set, but no set for a point.
+    ``1,2``, not ``2,1``. A list may stand for a point or a set, but no set for a point; ``part`` of an answer may not.
+    ``2:3:4`` is no division.
     """
     given, expected = (_SPACE.sub("", text) for text in (given, expected))
     if given == expected:
         return ("all",)
     if (sets := _reals(given, expected)) is not None:
         return "reals", *sets
+    named = all(map(RELATION.search, (given, expected)))
+    ratios = [split(text if named else RELATION.split(text)[-1], _COLON) for text in (given, expected)]
+    if max(map(len, ratios)) > 2:
+        return ("all", *map(question, *ratios)) if len(ratios[0]) == len(ratios[1]) else NEVER
     one, other = shape(given), shape(expected)
     if one.brackets == other.brackets == _LIST and len(one.parts) == len(other.parts) == 1:
         if one.names == other.names != [""] or (other.names != [""] and not RELATION.search(given)):
@@ -83,17 +97,21 @@ def question(given: str, expected: str, digits: int = DIGITS) -> Question:
     assign = one.assigns or other.assigns
     unordered = kinds <= {_LIST, _SET} and not assign
     pairs = len(one.parts) * len(other.parts)
-    comparable = len(kinds) == 1 or kinds in ({_LIST, _SET}, {_LIST, _POINT})
+    comparable = len(kinds) == 1 or (not part and kinds in ({_LIST, _SET}, {_LIST, _POINT}))
     if not comparable or (assign and _SET in kinds) or pairs > MOST_PAIRS:
+        return NEVER
+    if (one.roots or other.roots) and (assign or _POINT in kinds):
         return NEVER
     if len(one.parts) != len(other.parts) and not (unordered and len(other.parts) > 1):
         return NEVER
     if one.assigns and other.assigns:
         values = dict(zip(one.names, one.parts, strict=True))
-        return "all", *(question(values.get(name, ""), part) for name, part in zip(*other[1:], strict=True))
+        return "all", *(
+            question(values.get(name, ""), right, part=True) for name, right in zip(*other[1:], strict=True)
+        )
     if not unordered and not _SIGN.search(expected):
-        return "all", *(question(part, right) for part, right in zip(one.parts, other.parts, strict=True))
-    table = [[question(part, right) for right in other.parts] for part in one.parts]
+        return "all", *(question(left, right, part=True) for left, right in zip(one.parts, other.parts, strict=True))
+    table = [[question(left, right, part=True) for right in other.parts] for left in one.parts]
     return "all", *(("any", *row) for row in table), *(("any", *column) for column in zip(*table, strict=True))
 
 
