@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from conftest import TinyModelDir, TinyPolicy
 from run_files import differences, records_of
 
+from ftis.engines.models import callable_as_kept
 from ftis.engines.offload import Movable, Offload
 from ftis.policy import Policy
 from ftis.recipe.parsing import load
@@ -178,3 +181,50 @@ def test_only_what_a_step_may_have_changed_is_copied_again(tiny_policy: TinyPoli
             policy.optimizer.step()
         for parameter, was, now in zip(policy.model.parameters(), before, away_and_back(), strict=True):
             assert torch.equal(now, was + 1 if steps and parameter.requires_grad else was)
+
+
+THIRD: dict[str, dict[str, Any]] = {
+    "a copy of the base": {},
+    "a base in 4 bits": {"frozen_dtype": "nf4"},
+    "a base in bfloat16": {"frozen_dtype": "bfloat16", "dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("keeps_base", [True, False])
+@pytest.mark.parametrize("third", THIRD)
+def test_frozen_weights_stay_as_long_as_another_model_has_them_too(
+    third: str, keeps_base: bool, tiny_model_dir: TinyModelDir, tmp_path: Path, tiny_policy: TinyPolicy
+) -> None:
+    if third == "a base in 4 bits":
+        pytest.importorskip("bitsandbytes")
+    base = tiny_model_dir(**WIDE)
+    bases, keys = [base, base, shutil.copytree(base, tmp_path / "copy")], [{}, {}, THIRD[third]]
+    tokens, found = torch.arange(5, 15)[None], []
+    for leaves in (False, True):
+        torch.manual_seed(0)
+        policies = [
+            tiny_policy(model=at, **{**LORA, **more}, learning_rate=1e-2) for at, more in zip(bases, keys, strict=True)
+        ]
+        offload = Offload()
+        for n, policy in enumerate(policies if leaves else []):
+            offload.add(str(n), policy, keeps_base and n < 2)
+        logits = []
+        for n in (0, 1, 2, 0, 1, 2, 1):
+            offload.take_turn(str(n))
+            with callable_as_kept(policies[n].model):
+                ahead = policies[n].model(tokens).logits
+            logits.append(ahead.detach())
+            ahead.float().square().mean().backward()
+            policies[n].optimizer.step()
+            policies[n].optimizer.zero_grad()
+        found.append(logits)
+    assert all(torch.equal(stayed, left) for stayed, left in zip(*found, strict=True))
+    shared = held(policies[0])
+    assert 0 < len(shared) <= sum(not p.requires_grad for p in policies[0].model.parameters())
+    assert len(held(policies[2]).keys() & shared.keys()) > 0
+    offload.take_turn("0")
+    policies[1:] = []
+    del policy, offload, ahead
+    gc.collect()
+    Movable(policies[0], keeps_base=False).leave()
+    assert not held(policies[0])

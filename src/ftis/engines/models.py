@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -465,27 +466,36 @@ def share_frozen(model: Any) -> None:
 
     So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
     """
+    gc.collect()  # else models that nobody uses any more would be earlier ones
     for name, parameter in model.named_parameters():
         scales = getattr(parameter, "quant_state", None)  # of weights in 4 bits; they lie beside them
         if parameter.requires_grad or not (parameter.is_floating_point() or scales is not None):
             continue
         key = (name, parameter.shape, parameter.dtype, parameter.device)
-        earlier: Any = _FROZEN.get(key)
+        sharers: Any = _FROZEN.get(key)
+        earlier: Any = None if sharers is None else next(iter(sharers.values()), None)
         is_here = earlier is not None and earlier.untyped_storage().nbytes() > 0  # its peer does not wait elsewhere
         equal = is_here and torch.equal(earlier, parameter)
         if equal and scales is not None:
             equal = torch.equal(earlier.quant_state.absmax, scales.absmax)
-        if not equal:
-            _FROZEN[key] = parameter
-            continue
-        parameter.data = earlier.data
-        if scales is not None:
-            scales.absmax = earlier.quant_state.absmax
-        parameter.shared_with = earlier  # which stays known as long as one of them is in use
+        if equal:
+            parameter.data = earlier.data
+            if scales is not None:
+                scales.absmax = earlier.quant_state.absmax
+        else:
+            sharers = _FROZEN[key] = weakref.WeakValueDictionary()
+        parameter.sharers = sharers  # which stay known as long as one of them is in use
+        sharers[id(parameter)] = parameter
     return_freed_memory()
 
 
-_FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], torch.nn.Parameter] = weakref.WeakValueDictionary()
+def is_shared(parameter: Any) -> bool:
+    """Whether :func:`share_frozen` let a parameter lie in memory once with that of another model, still in use."""
+    return len(getattr(parameter, "sharers", ())) > 1
+
+
+_FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
+"""The parameters that lie in one place, by ``id``; by what is compared before their values are."""
 
 
 def _checkpoint_layers(model: Any, peer: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftis.engines.models import is_shared
 from ftis.policy import Policy
 
 BANDWIDTH = 12e9
@@ -40,20 +41,21 @@ def bandwidth(device: torch.device) -> float:
 class Movable:
     """The tensors of a policy that can leave its device: weights, and the moments of its optimiser.
 
+    Frozen weights that lie in another model's memory too stay, whoever has them.
+
     Args:
-        keeps_base: frozen weights stay on the device, since other policies there share them.
+        keeps_base: frozen weights stay on the device, for policies that come later and will share them.
     """
 
     def __init__(self, policy: Policy, keeps_base: bool) -> None:
         self.policy, self.is_here = policy, True
-        self._base = [] if keeps_base else list(_frozen(policy.model))
+        self._keeps_base = keeps_base
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         """(tensor, its copy in main memory) by the tensor's ``id``."""
         self._stream = torch.cuda.Stream(policy.device) if policy.device.type == "cuda" else None
-        base = {id(tensor) for tensor in self._base}
-        good = self._good = set[int]()
-        """The ``id`` of each tensor that is as its copy. A step changes all except the base's."""
-        policy.optimizer.register_step_post_hook(lambda *_: good.intersection_update(base))
+        copied = self._copied = set[int]()
+        """The ``id`` of each tensor that is as its copy. A step changes those that are trained."""
+        policy.optimizer.register_step_post_hook(lambda o, *_: copied.difference_update(map(id, _trained(o))))
 
     @property
     def device(self) -> tuple[str, int]:
@@ -64,7 +66,7 @@ class Movable:
 
         On a GPU this returns before they are copied.
         """
-        changed = [tensor for tensor in (*self._base, *self._trained()) if id(tensor) not in self._good]
+        changed = [tensor for tensor in self._moving() if id(tensor) not in self._copied]
         for tensor in changed:
             if id(tensor) not in self._copies:
                 storage, pinned = tensor.untyped_storage(), self._stream is not None
@@ -74,7 +76,7 @@ class Movable:
         with self._aside():
             for tensor in changed:
                 self._copies[id(tensor)][1].copy_(tensor.data, non_blocking=True)
-        self._good.update(map(id, changed))
+        self._copied.update(map(id, changed))
 
     def leave(self) -> None:
         """Give the memory on the device back, that of gradients too."""
@@ -85,7 +87,7 @@ class Movable:
         self.copy_out()
         if self._stream is not None:
             self._stream.synchronize()
-        for tensor, _ in self._copies.values():
+        for tensor in self._moving():
             tensor.untyped_storage().resize_(0)
         self.is_here = False
 
@@ -98,12 +100,10 @@ class Movable:
             tensor.data.copy_(copy, non_blocking=True)
         self.is_here = True
 
-    def _trained(self) -> Iterator[Tensor]:
-        yield from self.policy.trainable
-        for moments in self.policy.optimizer.state.values():
-            for moment in moments.values():  # except those that bitsandbytes pages, and numbers of steps
-                if isinstance(moment, Tensor) and moment.device == self.policy.trainable[0].device and moment.dim():
-                    yield moment
+    def _moving(self) -> Iterator[Tensor]:
+        if not self._keeps_base:
+            yield from _frozen(self.policy.model)
+        yield from _trained(self.policy.optimizer)
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -117,12 +117,22 @@ class Movable:
 
 
 def _frozen(model: Any) -> Iterator[Tensor]:
-    """Frozen weights, and the scales of those in 4 bits."""
+    """Frozen weights that no other model shares, and the scales of those in 4 bits."""
     for parameter in model.parameters():
-        if not parameter.requires_grad:
+        if not (parameter.requires_grad or is_shared(parameter)):
             yield parameter
             if (scales := getattr(parameter, "quant_state", None)) is not None:
                 yield scales.absmax
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Trained weights and their moments."""
+    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+        yield weight
+        for moment in optimizer.state.get(weight, {}).values():
+            # Not those that bitsandbytes pages, nor numbers of steps.
+            if isinstance(moment, Tensor) and moment.device == weight.device and moment.dim():
+                yield moment
 
 
 @dataclass
