@@ -28,7 +28,8 @@ from ftis.comparison.results import finals
 from ftis.comparison.summary import accuracy_is
 from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskConfig
 from ftis.recipe.arms import RunError, arm_configs, arms_of, experiment_directory
-from ftis.recipe.parsing import matches, parse
+from ftis.recipe.parsing import matches
+from ftis.records.plan import EXPERIMENT, read_plan
 from ftis.records.reading import read_study
 from ftis.terminal import Overrides, console
 from research import commands
@@ -125,11 +126,9 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
 
 def with_earlier(trial: Recipe, directory: Path) -> Recipe:
     """``trial`` with the arms that its directory has already, which stay as they are."""
-    known = directory / "experiment.json"
-    if not known.exists():
+    if not (directory / EXPERIMENT).exists():
         return trial
-    recorded = parse(json.loads(known.read_text(encoding="utf-8"))["recipe"], str(known))
-    earlier = {config.name: config for config in recorded.arms}
+    earlier = {config.name: config for config in read_plan(directory).recipe.arms}
     return _with_arms(trial, list((earlier | {config.name: config for config in trial.arms}).values()))
 
 

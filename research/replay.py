@@ -31,15 +31,16 @@ from ftis.measures import RoundExchange, RoundRecord
 from ftis.metric_keys import by_peer, peer_key
 from ftis.models import starters
 from ftis.peer import Peer, Stopwatch
-from ftis.recipe.arms import PROVENANCE, RunError, arms_of, threads_of
+from ftis.recipe.arms import RunError, arms_of, threads_of
 from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
 from ftis.records.files import read_jsonl, write_json
+from ftis.records.plan import PROVENANCE, read_plan, read_provenance
 from ftis.records.writing import Records, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.provenance import made_otherwise, provenance, read_provenance
+from ftis.run.provenance import made_otherwise, provenance
 from ftis.run.training import Trainer
 from ftis.tasks.problems import excerpt
 from ftis.terminal import Overrides, console
@@ -196,16 +197,11 @@ def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> 
     Raises:
         RunError: not a run directory, several arms and none named, an arm or peer that does not exist.
     """
+    recipe = read_plan(run).recipe
     try:
-        recipe = parse(json.loads((run / "recipe.json").read_text(encoding="utf-8")), str(run / "recipe.json"))
         cores = int(read_provenance(run)["machine"]["cores"])
-    except FileNotFoundError as error:
-        raise RunError(
-            f"{run} is no run directory ({Path(error.filename).name} is not there): give the one that "
-            f"ftis train printed, as in runs/demo-seed0"
-        ) from None
-    except (json.JSONDecodeError, KeyError) as error:
-        raise RunError(f"{run}: recipe.json or provenance.json is damaged ({error}): restore it") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{run / PROVENANCE} does not name the machine's cores ({error!r}): restore it") from None
     arms = arms_of(recipe, (arm,) if arm else ())
     if len(arms) > 1:
         recorded = [a for a in arms if (run / a.name).is_dir()]

@@ -242,7 +242,8 @@ def joined(directory: Path, scene: Scene) -> Path:
     """What ``ftis join`` leaves on the machine of one peer: its own records, and the events it met."""
     run = scene.write_run(directory / "scene-seed0-small", scene.recipe(), 0)
     shutil.rmtree(run / "F-TIS" / "large")
-    (run / "F-TIS" / "small" / "events.jsonl").write_text("")
+    known = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps({**known, "joined": "small"}))
     return run
 
 

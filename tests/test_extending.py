@@ -23,8 +23,8 @@ from ftis.metric_keys import by_peer
 from ftis.objectives import Objective, policy_loss, resolve
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
+from ftis.records.plan import read_provenance
 from ftis.records.writing import read_rollouts
-from ftis.run.provenance import read_provenance
 from recipes import SECTIONS, write_recipe
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ WINGS = {
     "engines": "machine devices optimizers hub texts models offload windows rows lengths lines head microbatches slots "
     "linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
     "recipe": "own_code parsing arms",
-    "records": "lines files events trackers writing reading pairs standing following",
+    "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker lookout",

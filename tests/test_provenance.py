@@ -15,7 +15,8 @@ from ftis.prompts import Task
 from ftis.recipe.arms import RunError
 from ftis.recipe.parsing import parse
 from ftis.records.files import InUseError, locked
-from ftis.run.provenance import claim, delete_run, read_provenance
+from ftis.records.plan import read_provenance
+from ftis.run.provenance import claim, delete_run
 from ftis.tasks.problems import make_task
 
 ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
@@ -106,8 +107,9 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
     known = json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
     assert [arm["name"] for arm in known["arms"]] == ["alone", "GSPO", "F-TIS"]
     now = read_provenance(begun)
-    assert list(now["added"]) == ["GSPO"]
-    assert set(now["added"]["GSPO"]) == {"started", "commit", "modules", "versions", "machine"}
+    (later,) = now["continued"]
+    assert set(later) == {"arms", "started", "commit", "modules", "versions", "machine"}
+    assert later["arms"] == ["GSPO"]
     assert now["objectives"]["GSPO"]["name"] == "GSPO"
     assert {key: now[key] for key in first if key != "objectives"} == {
         key: first[key] for key in first if key != "objectives"
@@ -150,7 +152,7 @@ def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
         del peer["rounds_late"]
     (begun / "recipe.json").write_text(json.dumps(known), encoding="utf-8")
     claim(begun, True, recipe(ALONE, TOGETHER, GSPO))
-    assert list(read_provenance(begun)["added"]) == ["GSPO"]
+    assert [later["arms"] for later in read_provenance(begun)["continued"]] == [["GSPO"]]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
         (recipe(GSPO), "holds the arms F-TIS, alone besides: leave --arm out, or name them too"),
         (
             recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}),
-            r"differ in: arms.F-TIS.set.objective.name \(not set before, 'TIS' now\).*add arms only",
+            r"differ in: arms.F-TIS.set.objective.name \(None before, 'TIS' now\).*add arms only",
         ),
         (recipe(ALONE, TOGETHER, GSPO, rounds=4), r"differ in: training.rounds \([0-9]+ before, 4 now\)"),
         (recipe(), "differ in: arms.*add arms only"),
@@ -177,7 +179,7 @@ def test_anything_else_is_another_recipe(begun: Path, other: Recipe, differs: st
 @pytest.mark.parametrize(
     ("sections", "differs"),
     [
-        (lambda d: {"peers": d["peers"][::-1]}, r"peers\.0\.name \('a' before, 'b' now\)"),  # order assigns prompts
+        (lambda d: {"peers": d["peers"][::-1]}, r"peers\.a\.place \(0 before, 1 now\)"),  # order assigns prompts
         (lambda d: {"peers": [d["peers"][0], d["peers"][1] | {"lora_r": 4}]}, r"peers\.b\.lora_r \(128 bef.* 4 now\)"),
         (lambda d: {"ood": [d["ood"][0] | {"validation_size": 9}, d["ood"][1]]}, r"ood\.0\.validation_size"),
         (lambda d: {"prompt": {"system_prompt": "x" * 999}}, r"prompt\.system_prompt \('Think\.' bef.*'x{60,90}… now"),

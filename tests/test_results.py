@@ -360,5 +360,5 @@ def test_a_joined_run_is_about_the_peers_that_are_here(tmp_path: Path) -> None:
     assert (small["start"], small["last"], small["problems"]) == (0.1, 0.53, 20)
     assert (small["rounds"], small["bytes_sent"], small["bytes_received"]) == (ROUNDS, 1000 * ROUNDS, 1000 * ROUNDS)
     assert small["ood"]["ood-clock"]["final"] == pytest.approx(0.5)
-    (run / "F-TIS" / "small" / "events.jsonl").unlink()  # then it is an unfinished run of one machine
+    (run / "provenance.json").unlink()  # then it is an unfinished run of one machine
     assert compare(run)["left_out"] == {"0": "F-TIS, large: not started"}

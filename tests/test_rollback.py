@@ -15,8 +15,8 @@ from run_files import differences, records_of, weights, without_times
 
 from ftis.config import FtisError
 from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
-from ftis.run.provenance import read_provenance
 from ftis.run.rollback import roll_back
 from ftis.run.runs import swarm_lock
 from recipes import recipe_of, write_recipe
@@ -133,7 +133,7 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
     for arguments, code, words in (
         (["--resume", "3"], 1, ["0, 2, 4, 6", "save_total_limit"]),
         (["--resume", "2", "--arm", "x"], 1, ["'x'", "alone, F-TIS"]),
-        (["--resume", "2", "--set", "seed=3"], 1, ["no run"]),
+        (["--resume", "2", "--set", "seed=3"], 1, ["neither a run"]),
         (["--resume", "2", "--set", "sampling.temperature=0.5"], 1, ["sampling.temperature"]),
         (["--resume=x"], 2, ["'x'"]),
         (["--resume", "2", "--overwrite"], 2, ["--overwrite"]),
@@ -310,6 +310,7 @@ def test_the_one_peer_of_a_joined_run_goes_back_by_itself(honest: Path, enter: C
     run = enter(honest)
     shutil.rmtree(run / "F-TIS" / "b")
     (run / "F-TIS" / "a" / "events.jsonl").write_text('{"kind": "start", "step": 0}\n')
+    write_run(run, {**read_provenance(run), "joined": "a"})
     with (
         locked(run / "F-TIS" / ".lock", 0),
         pytest.raises(InUseError, match="in use"),

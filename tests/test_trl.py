@@ -44,10 +44,10 @@ from ftis.prompts import Task
 from ftis.recipe.arms import RunError
 from ftis.records.events import Stopped, unheard
 from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.plan import read_provenance
 from ftis.records.writing import read_rollouts
 from ftis.rollouts import Group, Prompt, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.provenance import read_provenance
 from ftis.run.runs import peer_lock
 from ftis.run.training import Trainer
 from ftis.selection import select

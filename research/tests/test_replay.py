@@ -181,8 +181,8 @@ def _unrecorded(run: Path) -> list[str]:
 
 FIRST = "F-TIS/a/rollouts/round-000000.parquet"
 MISTAKES: dict[str, tuple[Any, str]] = {
-    "no run": (lambda run: _unlink(run / "recipe.json"), "recipe.json is not there"),
-    "no provenance": (lambda run: _unlink(run / "provenance.json"), "provenance.json is not there"),
+    "no run": (lambda run: _unlink(run / "recipe.json"), "no recipe.json"),
+    "no provenance": (lambda run: _unlink(run / "provenance.json"), "provenance.json"),
     "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 3"),
     "nothing recorded": (_unrecorded, "training.record_rollouts was false"),
     "a damaged round": (lambda run: _damage(run / FIRST), "cannot be read"),

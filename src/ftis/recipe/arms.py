@@ -10,9 +10,6 @@ from pathlib import Path
 from ftis.config import ArmConfig, FtisError, Recipe
 from ftis.recipe.parsing import with_arm
 
-PROVENANCE = "provenance.json"
-"""The file in a run directory that says what the run's numbers depend on besides its recipe."""
-
 
 class RunError(FtisError):
     """A run directory that cannot be used, or a peer's process that failed."""

@@ -5,12 +5,12 @@ Each look takes the records as they are, even if the run was killed, resumed, cu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ftis.recipe.arms import Arm
-from ftis.records.reading import VALIDATION, PeerRun, read_plan
+from ftis.records.plan import EXPERIMENT, RECIPE, read_plan
+from ftis.records.reading import VALIDATION, PeerRun
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,10 @@ class Directory:
 
     def look(self) -> None:
         """Read the recipe again: the run may have been deleted and started anew, or given more seeds."""
-        found = {name: _mark(self.path / name) for name in ("experiment.json", "recipe.json")}
+        found = {name: _mark(self.path / name) for name in (EXPERIMENT, RECIPE)}
         if found != getattr(self, "_found", None):
             self.plan = read_plan(self.path)
             self._found = found
-
-    def peers_of(self, seed: int, arm: Arm) -> Sequence[str]:
-        """The peers with records in this directory: all peers of the arm, or the one of a joined run."""
-        place = self.plan.run_of(seed) / arm.name
-        here = [peer for peer in arm.peers if (place / peer).is_dir()]
-        joined = len(here) == 1 and (place / here[0] / "events.jsonl").exists()
-        return here if joined else arm.peers
 
     def progress(self, seed: int, arm: Arm, peer: str) -> Progress:
         """A peer's progress by its last records."""

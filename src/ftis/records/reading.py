@@ -2,7 +2,6 @@
 
 Reading loads no model, imports nothing that a record names, and changes nothing.
 
-    read_plan      the recipe, seeds and arms of a directory
     PeerRun        one peer's records
     ArmOfRun       the peers of one arm of a run
     read_study     every run of a directory, whole
@@ -19,14 +18,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from ftis.config import ArmConfig, Recipe, RecipeError
+from ftis.config import ArmConfig, Recipe
 from ftis.metric_keys import by_peer
-from ftis.recipe.arms import PROVENANCE, Arm, arm_configs, arms_of
-from ftis.recipe.parsing import parse
-from ftis.records.files import read_json
+from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
+from ftis.records.plan import Plan, provenances, read_plan
 from ftis.records.writing import read_columns, read_rollouts, rollouts_path
-from ftis.version import VERSION
 
 VALIDATION = "validation"
 
@@ -377,66 +374,6 @@ class ArmOfRun:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The plan of a directory: one run, or the runs of an experiment, one per seed."""
-
-    directory: Path
-    recipe: Recipe
-    seeds: tuple[int, ...]
-    arms: tuple[Arm, ...]
-    is_experiment: bool
-
-    def run_of(self, seed: int) -> Path:
-        return self.directory / f"{self.recipe.name}-seed{seed}" if self.is_experiment else self.directory
-
-
-def read_plan(directory: Path) -> Plan:
-    """The recipe, seeds and arms of a directory.
-
-    Raises:
-        RecordsError: the directory holds neither a run nor an experiment, or one of another version of ftis.
-    """
-    file = next((f for name in ("experiment.json", "recipe.json") if (f := directory / name).exists()), None)
-    if file is None:
-        raise RecordsError(
-            f"{directory} holds neither a run nor an experiment (no recipe.json, no experiment.json): give the "
-            f"directory that ftis train or ftis join named, once it has begun"
-        )
-    document, is_experiment = read_json(file), file.name == "experiment.json"
-    try:
-        recipe = parse(document["recipe"] if is_experiment else document, str(file), recorded=True)
-        seeds = tuple(map(int, document["seeds"])) if is_experiment else (recipe.seed,)
-    except RecipeError as error:
-        raise RecordsError(_of_another_version(file, str(error))) from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(file, f"{type(error).__name__}: {error}") from None
-    return Plan(directory, recipe, seeds, tuple(arms_of(recipe)), is_experiment)
-
-
-def _of_another_version(file: Path, why: str) -> str:
-    """The error text for a recipe that this version cannot read, with the version that wrote it."""
-    wrote = _recorded(file, "versions", "ftis")
-    if wrote and wrote != VERSION:
-        return f"{why}. The run was recorded by ftis {wrote}, this is ftis {VERSION}: read it with ftis {wrote}"
-    commit = _recorded(file, "commit")
-    recorded = f", recorded at commit {commit[:12]}" if commit else ""
-    return f"{why}. The recipe may be of another version than this, ftis {VERSION}{recorded}: read it with that one"
-
-
-def _recorded(file: Path, *keys: str) -> str:
-    """The entry under nested ``keys`` of the provenance beside a recipe; "" without one."""
-    for name in (file.name, PROVENANCE):
-        try:
-            found: Any = read_json(file.parent / name)
-            for key in keys:
-                found = found[key]
-        except (RecordsError, KeyError, TypeError):
-            continue
-        return str(found or "")
-    return ""
-
-
-@dataclass(frozen=True)
 class Run:
     """One run directory: a recipe under one seed, and the records by arm and peer."""
 
@@ -525,8 +462,8 @@ def read_study(directory: Path) -> Study:
     if not started:
         raise RecordsError(f"{directory}: nothing was recorded yet; report again after the first evaluation")
     arms = tuple(arm for arm in arm_configs(recipe) if arm.name in started)
-    elsewhere = _elsewhere(recipe, runs)
-    names = tuple(peer.name for peer in recipe.peers if peer.name not in elsewhere)
+    every = [peer.name for peer in recipe.peers]
+    names = plan.here(every)
     rounds = {arm.name: arm.recipe.training.rounds for arm in plan.arms}
     left_out = {
         seed: why
@@ -542,16 +479,10 @@ def read_study(directory: Path) -> Study:
         seeds=tuple(seed for seed in runs if seed not in left_out),
         left_out=left_out,
         peer_names=names,
-        elsewhere=elsewhere,
-        provenances=tuple(part for run in runs.values() for part in _provenances(run.directory)),
+        elsewhere=tuple(name for name in every if name not in names),
+        provenances=tuple(part for run in runs.values() for part in provenances(run.directory)),
         plan=plan,
     )
-
-
-def _provenances(run: Path) -> list[dict[str, Any]]:
-    """The provenances of a run: of its start, of arms added later, and of each time that it was continued."""
-    of_run = read_json(run / PROVENANCE) if (run / PROVENANCE).exists() else {}
-    return [of_run, *of_run.get("added", {}).values(), *of_run.get("continued", ())]
 
 
 def _run(directory: Path, recipe: Recipe) -> Run:
@@ -570,12 +501,3 @@ def _unfinished(run: Run, rounds: Mapping[str, int], peers: Sequence[str]) -> st
             if missing := run.peers[arm, peer].missing(of_arm):
                 return f"{arm}, {peer}: {missing}"
     return None
-
-
-def _elsewhere(recipe: Recipe, runs: Mapping[int, Run]) -> tuple[str, ...]:
-    """The peers of a joined run without records here: ``ftis join`` keeps only its own peer's records and events."""
-    records = [peer for run in runs.values() for peer in run.peers.values() if peer.evaluations]
-    here = {peer.name for peer in records}
-    if len(here) > 1 or not all((peer.directory / "events.jsonl").exists() for peer in records):
-        return ()
-    return tuple(peer.name for peer in recipe.peers if peer.name not in here)

@@ -10,6 +10,7 @@ A resumed peer first cuts everything back to its checkpoint, so no round is reco
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,6 +125,12 @@ class Records:
         if self.keep_rollouts:
             self._write_rollouts(step - 1, record.rollouts)
         append_jsonl(self.directory / "metrics.jsonl", record.metrics)
+
+    def sync(self) -> None:
+        """Wait for the disk, so that a power failure leaves no checkpoint of rounds without records."""
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            with (self.directory / name).open("ab") as file:
+                os.fsync(file.fileno())
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Give the numbers of a finished round to the trackers."""

@@ -10,7 +10,6 @@ thread. The longest jobs begin first, so that no long one is left over at the en
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from ftis.config import FtisError, Recipe
 from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory, run_directory
 from ftis.records.events import Event, JobEnded, JobsKnown, Say, Stopped, TimeLeft, placed, unheard
-from ftis.records.files import write_json
+from ftis.records.plan import EXPERIMENT, read_plan, write_experiment
 from ftis.run.outlook import Outlook, Work, guess_seconds
 from ftis.run.prepare import Checked, check, prepare
 from ftis.run.processes import known_parameters
@@ -73,9 +72,10 @@ def run_experiment(
     arms = arms_of(recipe)
     check_baselines(recipe)
     tasks = (checked or check(arms)).tasks
-    for seeded in _runs(recipe, sorted({*_seeds_before(directory), *seeds})):  # earlier seeds are of this recipe too
+    every = {*_seeds_before(directory), *seeds}  # earlier seeds are of this recipe too
+    for seeded in _runs(recipe, sorted(every)):
         claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)
-    _write_experiment(directory, recipe, seeds)
+    write_experiment(directory, recipe, sorted(every), provenance(recipe))
     try:
         prepare(arms, say, stop)
     except Stopped:
@@ -139,20 +139,6 @@ def _with_time_left(jobs: Sequence[SwarmJob], at_a_time: int, say: Say) -> Say:
     return hear
 
 
-def _write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int]) -> None:
-    """experiment.json: the recipe, every seed asked for so far, versions and machine."""
-    document = {
-        **provenance(recipe),
-        "recipe": json.loads(recipe.model_dump_json()),
-        "seeds": sorted({*_seeds_before(directory), *seeds}),
-    }
-    write_json(directory / "experiment.json", document)
-
-
-def _seeds_before(directory: Path) -> list[int]:
+def _seeds_before(directory: Path) -> tuple[int, ...]:
     """The seeds that the experiment has already."""
-    known = directory / "experiment.json"
-    try:
-        return list(json.loads(known.read_text(encoding="utf-8"))["seeds"]) if known.exists() else []
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{known} is damaged ({error!r}): restore it, or give the experiment another name") from None
+    return read_plan(directory).seeds if (directory / EXPERIMENT).exists() else ()

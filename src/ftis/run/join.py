@@ -161,7 +161,7 @@ def join(
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
-    goes_on = claim(directory, resume, swarm, tasks=tasks)
+    goes_on = claim(directory, resume, swarm, tasks=tasks, joined=name)
     if goes_on:
         say(Planned((goes_on,)))
     with locked(directory / arm_name / ".lock", 0):

@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
-from ftis.config import PeerConfig, Recipe, RecipeError
+from ftis.config import PeerConfig, Recipe
 from ftis.engines.machine import cores
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
-from ftis.recipe.arms import PROVENANCE, RunError, arms_of
-from ftis.recipe.parsing import parse, with_arm
-from ftis.records.files import locked, read_jsonl, write_json, write_whole
-from ftis.run import checkpoint
+from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.parsing import with_arm
+from ftis.records.files import locked
+from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, write_run
 from ftis.tasks.problems import excerpt
 from ftis.version import VERSION, commit
 
@@ -99,25 +99,6 @@ def _own_modules(recipe: Recipe) -> dict[str, str]:
     return digests
 
 
-def read_provenance(run: Path) -> dict[str, Any]:
-    """The provenance of the run in a directory.
-
-    Raises:
-        RunError: it is not there, or is damaged.
-    """
-    path = run / PROVENANCE
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(
-            f"{run} is no run directory ({PROVENANCE} is not there): give the one that ftis train printed, as in "
-            f"runs/demo-seed0"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is damaged ({error}): restore it") from None
-    return document
-
-
 def claim(
     directory: Path,
     resume: bool,
@@ -126,6 +107,7 @@ def claim(
     *,
     trains: bool = True,
     tasks: Sequence[Task] = (),
+    joined: str | None = None,
 ) -> str:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
@@ -138,55 +120,33 @@ def claim(
         records: the files of a run that has begun; without any there is nothing to lose.
         trains: whether rounds follow. Then other code or another machine than before is noted.
         tasks: of the recipe, whose problems must be those that the run began with.
+        joined: the one peer that trains here, if the others are on their own machines.
 
     Raises:
         RunError: a run is there and ``resume`` is false, or its recipe, problems or starters are not today's.
     """
-    known = directory / "recipe.json"
-    if known.exists() and any(directory.glob(records)):
-        if not resume:
-            raise RunError(
-                f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
-                f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
-            )
-        added = require_same_recipe(directory, recipe)
-        if made := made_otherwise(directory, _starter_names(recipe)):
-            raise RunError(
-                f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
-                f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
-                f"{PROVENANCE}"
-            )
-        _check_problems(directory, tasks)
-        if added:
-            now = provenance(recipe)
-            later = {key: now[key] for key in OF_ITS_TIME}
-            with locked(directory / ".lock", LOCK_SECONDS):
-                document = read_provenance(directory)
-                document["objectives"] = {**now["objectives"], **document["objectives"]}
-                document["added"] = {**document.get("added", {}), **dict.fromkeys(added, later)}
-                write_json(directory / PROVENANCE, document)
-                write_whole(known, recipe.model_dump_json(indent=1) + "\n")
-        others = _note_continuation(directory, recipe) if trains and not added else []
-        changed = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
-        lost = _lost_records(directory) if trains else []
-        holes = f"; metrics.jsonl lacks rounds that a checkpoint has: {', '.join(lost)}" if lost else ""
-        return f"goes on in {directory}{changed}{holes}"
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory / ".lock", LOCK_SECONDS):
-        write_json(directory / PROVENANCE, {**provenance(recipe), "problems": _problems(tasks)})
-        write_whole(known, recipe.model_dump_json(indent=1) + "\n")
-    return ""
-
-
-def _lost_records(directory: Path) -> list[str]:
-    """The peers whose records lack rounds before their newest checkpoint, as after a crash of the machine."""
-    found = []
-    for peer in sorted({path.parent for path in directory.glob("*/*/checkpoint-*")}):
-        path, newest = peer / "metrics.jsonl", max(checkpoint.steps(peer), default=0)
-        recorded = {row["step"] for row in read_jsonl(path)} if path.exists() else set()
-        if missing := sorted(set(range(1, newest + 1)) - recorded):
-            found.append(f"{peer.relative_to(directory)} {missing[0]} to {missing[-1]}")
-    return found
+    if not ((directory / RECIPE).exists() and any(directory.glob(records))):
+        directory.mkdir(parents=True, exist_ok=True)
+        about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
+        with locked(directory / ".lock", LOCK_SECONDS):
+            write_run(directory, about, recipe)
+        return ""
+    if not resume:
+        raise RunError(
+            f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
+            f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
+        )
+    added = require_same_recipe(directory, recipe)
+    if made := made_otherwise(directory, _starter_names(recipe)):
+        raise RunError(
+            f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
+            f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
+            f"{PROVENANCE}"
+        )
+    _check_problems(directory, tasks)
+    others = _note_continuation(directory, recipe, added) if trains or added else []
+    changed = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
+    return f"goes on in {directory}{changed}"
 
 
 def _problems(tasks: Iterable[Task]) -> list[str]:
@@ -197,7 +157,7 @@ def _problems(tasks: Iterable[Task]) -> list[str]:
 
 def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
     """Refuse to go on with other problems than a run began with, for example after an edit of a file."""
-    began = read_provenance(directory).get("problems", ())  # older runs do not say
+    began = read_provenance(directory).get("problems", ())
     if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
         raise RunError(
             f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
@@ -218,7 +178,7 @@ def delete_run(directory: Path) -> None:
     Raises:
         InUseError: something does.
     """
-    if not (directory / "recipe.json").exists():
+    if not (directory / RECIPE).exists():
         return
     with contextlib.ExitStack() as held:
         for lock in directory.glob("*/.lock*"):
@@ -226,33 +186,33 @@ def delete_run(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _note_continuation(directory: Path, recipe: Recipe) -> list[str]:
-    """Add an entry to the run's ``continued`` if it goes on with other code or on another machine.
+def _note_continuation(directory: Path, recipe: Recipe, added: Sequence[str]) -> list[str]:
+    """Add an entry to the run's ``continued`` if it goes on with more arms, with other code or on another machine.
 
     Returns:
         the parts that differ from the last time.
     """
     now = provenance(recipe)
     with locked(directory / ".lock", LOCK_SECONDS):
-        known = read_provenance(directory)
-        before = [known, *known.get("added", {}).values(), *known.get("continued", ())]
-        if not any(all(of[key] == now[key] for key in OF_ITS_TIME if key != "started") for of in before):
-            known["continued"] = [*known.get("continued", ()), {key: now[key] for key in OF_ITS_TIME}]
-            write_json(directory / PROVENANCE, known)
-            return [key for key in OF_ITS_TIME if key != "started" and before[-1].get(key) != now[key]]
-        return []
+        known, before = read_provenance(directory), provenances(directory)
+        seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
+        if added or not seen:
+            entry = {**{key: now[key] for key in OF_ITS_TIME}, **({"arms": added} if added else {})}
+            objectives = {**now["objectives"], **known["objectives"]}
+            document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
+            write_run(directory, document, recipe if added else None)
+        return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
 
 
 def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
     """Append ``entry`` to the run's ``rollbacks``: its numbers do not follow from its recipe alone any more.
 
     Raises:
-        RunError: the provenance is not there or is damaged.
+        RecordsError: the provenance is damaged.
     """
     with locked(directory / ".lock", LOCK_SECONDS):
-        document = read_provenance(directory)
-        rollbacks = [*document.get("rollbacks", []), {"time": _now(), **entry}]
-        write_json(directory / PROVENANCE, {**document, "rollbacks": rollbacks})
+        known = read_provenance(directory)
+        write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": _now(), **entry}]})
 
 
 def _now() -> str:
@@ -266,28 +226,21 @@ def require_same_recipe(directory: Path, recipe: Recipe) -> list[str]:
         the names of those arms.
 
     Raises:
-        RunError: they differ elsewhere, or there is no run.
+        RunError: they differ elsewhere.
+        RecordsError: there is no run.
     """
-    try:
-        before = json.loads((directory / "recipe.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"there is no run in {directory}: leave --resume out to begin one") from None
-    now = json.loads(recipe.model_dump_json())
-    with contextlib.suppress(RecipeError):
-        before = json.loads(parse(before).model_dump_json())  # with the keys that its older version lacked
-    had = {arm["name"] for arm in before["arms"]}
-    added = [arm["name"] for arm in now["arms"] if had and arm["name"] not in had]
-    now["arms"] = [arm for arm in now["arms"] if arm["name"] not in added]
-    differing = _that_matter(before, now)
-    fewer = had - {arm["name"] for arm in now["arms"]}
-    others = {**before, "arms": [arm for arm in before["arms"] if arm["name"] not in fewer]}
-    if fewer and recipe.arms and not _that_matter(others, now):
+    before = read_plan(directory).recipe
+    had, has = {arm.name for arm in before.arms}, {arm.name for arm in recipe.arms}
+    added = [arm.name for arm in recipe.arms if had and arm.name not in had]
+    differing = _differing(before, _without(recipe, added))
+    fewer = sorted(had - has)
+    if fewer and has and not _differing(_without(before, fewer), _without(recipe, added)):
         raise RunError(
-            f"{directory} holds the arms {', '.join(sorted(fewer))} besides: leave --arm out, or name them too; "
-            f"what is finished is skipped"
+            f"{directory} holds the arms {', '.join(fewer)} besides: leave --arm out, or name them too; what is "
+            f"finished is skipped"
         )
     if differing:
-        shown = ", ".join(f"{key}{_values(*values)}" for key, values in differing.items())
+        shown = ", ".join(f"{key} ({excerpt(one)} before, {excerpt(now)} now)" for key, (one, now) in differing.items())
         raise RunError(
             f"{directory} holds a run of another recipe (they differ in: {shown}): resume with the recipe it was "
             f"started with, add arms only, choose another output_dir (--output-dir of ftis demo), or delete "
@@ -296,52 +249,33 @@ def require_same_recipe(directory: Path, recipe: Recipe) -> list[str]:
     return added
 
 
-def _that_matter(before: Any, now: Any) -> dict[str, tuple[Any, Any]]:
-    """The keys at which two recipes differ and a run may not."""
-    in_seconds = any(arm["budget"] == "seconds" for arm in before["arms"])
+def _without(recipe: Recipe, arms: Sequence[str]) -> Recipe:
+    return recipe.model_copy(update={"arms": tuple(arm for arm in recipe.arms if arm.name not in arms)})
+
+
+def _differing(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys at which two recipes differ and a run may not, and both values."""
+    one, other = _values(before.model_dump(mode="json")), _values(now.model_dump(mode="json"))
+    in_seconds = any(arm.budget == "seconds" for arm in before.arms)
     return {
-        key: values
-        for key, values in _differing(before, now).items()
-        if (key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS)
-        or (in_seconds and key == "experiment.sampling_cost")  # how many prompts those arms have follows from it
+        key: (one.get(key), other.get(key))
+        for key in sorted(one.keys() | other.keys())
+        if one.get(key) != other.get(key)
+        and (
+            (key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS)
+            or (in_seconds and key == "experiment.sampling_cost")  # the prompts of those arms follow from it
+        )
     }
 
 
-def _differing(before: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys at which two recipes differ, and both values. Tables in a list, as peers, are called by their names
-    where these are in the same order, or not the same names."""
-    if before == now:
-        return {}
-    names, other_names = _names(before), _names(now)
-    if names and other_names and (names == other_names or set(names) != set(other_names)):
-        before = dict(zip(names, before, strict=True))
-        now = dict(zip(other_names, now, strict=True))
-    if isinstance(before, dict) and isinstance(now, dict):
-        pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = {str(i): pair for i, pair in enumerate(zip(before, now, strict=True))}
-    else:
-        return {place: (before, now)}
-    found: dict[str, tuple[Any, Any]] = {}
-    for key, (one, other) in pairs.items():
-        found |= _differing(one, other, f"{place}.{key}".lstrip("."))
-    return found
-
-
-def _names(values: Any) -> list[str]:
-    """The names of the tables in a list; none where it is no such list, or two have the same."""
-    if not isinstance(values, list) or not all(isinstance(value, dict) and "name" in value for value in values):
-        return []
-    names = [str(value["name"]) for value in values]
-    return names if len(set(names)) == len(names) else []
-
-
-def _values(before: Any, now: Any) -> str:
-    """Both values in brackets; "" for lists and tables."""
-    if any(isinstance(value, (list, dict)) for value in (before, now)):
-        return ""
-    one, other = ("not set" if value is None else excerpt(value) for value in (before, now))
-    return f" ({one} before, {other} now)"
+def _values(table: Any, place: str = "") -> dict[str, Any]:
+    """The values of a recipe by their dotted keys; peers and arms are called by their names, and have their place."""
+    if isinstance(table, list) and table and isinstance(table[0], dict):
+        named = place in ("peers", "arms")
+        table = {row["name"] if named else str(i): {**row, "place": i} for i, row in enumerate(table)}
+    if not isinstance(table, dict):
+        return {place: table}
+    return {key: v for name, row in table.items() for key, v in _values(row, f"{place}.{name}".lstrip(".")).items()}
 
 
 def _peers(recipe: Recipe) -> list[PeerConfig]:

@@ -20,7 +20,8 @@ from typing import Any
 from ftis.config import Recipe
 from ftis.recipe.arms import RunError, arms_of
 from ftis.records.files import locked
-from ftis.records.reading import PeerRun, read_run
+from ftis.records.plan import EXPERIMENT, read_plan
+from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
 from ftis.run import accusations, checkpoint
 from ftis.run.accusations import Accusation
@@ -163,13 +164,13 @@ def roll_back(directory: Path, step: int, arms: Sequence[str] = (), dry_run: boo
 def _begun(directory: Path, arms: Sequence[str]) -> list[SwarmDirectory]:
     """The swarms that have records here, in the recipe's order."""
     begun = []
-    for arm in arms_of(read_run(directory).recipe, tuple(arms)):
+    plan = read_plan(directory)
+    for arm in arms_of(plan.recipe, tuple(arms)):
         place = directory / arm.name
         for recipe in arm.swarms:
-            here = tuple(peer.name for peer in recipe.peers if (place / peer.name).is_dir())
-            joined = any((place / name / "events.jsonl").exists() for name in here)
+            here = tuple(name for name in plan.here([p.name for p in recipe.peers]) if (place / name).is_dir())
             if here:
-                begun.append(SwarmDirectory(arm.name, place, recipe, here, joined))
+                begun.append(SwarmDirectory(arm.name, place, recipe, here, plan.joined is not None))
     if not begun:
         raise RunError(f"{directory} has no records of {', '.join(arms) or 'any arm'}: there is nothing to undo")
     return begun
@@ -222,7 +223,7 @@ def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) 
 
 def _derived(directory: Path) -> list[Path]:
     """Files that were made from the records of the run, and from those of the experiment it belongs to."""
-    places = [directory, *([directory.parent] if (directory.parent / "experiment.json").exists() else [])]
+    places = [directory, *([directory.parent] if (directory.parent / EXPERIMENT).exists() else [])]
     named = [place / name for place in places for name in DERIVED]
     drawn = [path for place in places for kind in ("png", "svg") for path in sorted(place.glob(f"figures/*.{kind}"))]
     return [path for path in [*named, *drawn] if path.exists()]

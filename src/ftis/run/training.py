@@ -164,6 +164,7 @@ class Trainer:
         peer = self.peer
         keep = peer.recipe.training.save_total_limit
         states = checkpoint.states_of(peer.member.selections)
+        self.records.sync()
         checkpoint.save(self.records.directory, peer.policy, peer.member.cursor, keep, states)
 
     def close(self) -> None:

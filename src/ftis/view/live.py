@@ -210,7 +210,7 @@ class OfArm:
         if address.arm is None:
             seed, arm = directory.busiest()
         seed = plan.seeds[0] if seed is None else seed
-        run, here = plan.run_of(seed), directory.peers_of(seed, arm)
+        run, here = plan.run_of(seed), plan.here(arm.peers)
         known = self._arm
         if known is None or (known.run, known.arm, tuple(known.peers)) != (run, arm, tuple(here)):
             known, self._seen = ArmOfRun.followed(run, arm, here), None
