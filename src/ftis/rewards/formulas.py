@@ -101,7 +101,7 @@ def _same_words(given: str, expected: str) -> bool | None:
     not ``2:15``.
     """
     one, other = (bare(_in_plain_words(text)) for text in (given, expected))
-    worded = expected != other or re.fullmatch("[A-Z][a-z]{2,}", other)
+    worded = WORDS.search(expected) or re.fullmatch("[A-Z][a-z]{2,}", other)
     if one == other or (worded and one.lower() == other.lower()):
         return True
     if worded and one.isalpha() and other.isalpha() and min(len(one), len(other)) > 2:

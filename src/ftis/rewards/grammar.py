@@ -105,6 +105,16 @@ def _script(mark: str, small: str) -> Callable[[re.Match[str]], str]:
     return behind_mark
 
 
+def _plain(found: re.Match[str]) -> str:
+    """A sign in the letters that it stands for: those of a unit are words, as in ``㎡``."""
+    plain = str(decimal(found[0], "")) or normalize("NFKC", found[0])
+    return re.sub("^([^23]+)([23]?)$", _unit, plain) if "\u3380" <= found[0] <= "\u33df" else plain
+
+
+def _unit(found: re.Match[str]) -> str:
+    return rf"\text{{ {found[1]}}}" + (f"^{found[2]}" if found[2] else "")
+
+
 def _root(found: re.Match[str]) -> str:
     index = f"[{normalize('NFKC', found[1])}]" if found[1] else found[2]
     return rf"\sqrt{index}{{{found[3] or found[4] or found[5] or ''}}}"
@@ -178,21 +188,21 @@ _ANSWER = _sub(
 
 _COMMANDS = (
     "∞infty πpi ·cdot ×times ÷div ∅emptyset ±pm ∓mp ≤le ≥ge ≠neq ∪cup ∩cap ∈in ⌊lfloor ⌋rfloor ⌈lceil ⌉rceil ⟨langle "
-    "⟩rangle ∠angle △triangle ≈approx ≡equiv ⇒Rightarrow ∴therefore …ldots"
+    "⟩rangle ℓell ⩽le ⩾ge •cdot →to ⊂subset ∠angle △triangle ≈approx ≡equiv ⇒Rightarrow ∴therefore …ldots"
 )
 _LATEX = {sign[0]: f"\\{sign[1:]} " for sign in _COMMANDS.split()}
-_LATEX |= {sign: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("⁄")) for sign in "½¼¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
-_LATEX |= {"ℝ": r"\mathbb{R}", "、": ", ", "∛": "√[3]", "∜": "√[4]"} | dict(zip("−–⁄。٫٬٪", "--/..,%", strict=True))
+_LATEX |= {sign: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("⁄")) for sign in "½¼¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+_LATEX |= {"ℝ": r"\mathbb{R}", "、": ", ", "∛": "√[3]", "∜": "√[4]"} | dict(zip("−–⁄。٫٬٪∶′", "--/..,%:'", strict=True))
 
 SIGNS = (
     _sub("2，5", "2, 5", "(?<![０-９])，|，(?![０-９]{3})", ", "),
-    _sub("−½π⁄2", r"-\frac{1}{2}\pi /2", f"[{''.join(_LATEX)}]", lambda found: _LATEX[found[0]]),
     _sub(
-        "１８.５％٣",
-        "18.5%3",
-        r"\d|[\u3000\uff01-\uff5e\uffe0-\uffe6\ufe50-\ufe6b]",
-        lambda found: str(decimal(found[0], "")) or normalize("NFKC", found[0]),
+        "１８.５％٣ ㎡",
+        r"18.5%3 \text{ m}^2",
+        r"\d|[\u3000\u2103\u2109\u3380-\u33df\uff01-\uff5e\uffe0-\uffe6\ufe50-\ufe6b\U0001d400-\U0001d7ff]",
+        _plain,
     ),
+    _sub("−½π⁄2", r"-\frac{1}{2}\pi /2", f"[{''.join(_LATEX)}]", lambda found: _LATEX[found[0]]),
     _sub("5\N{ZERO WIDTH SPACE}", "5", r"[\u200b-\u200f\u2060\ufeff]"),
     _sub(
         "³√2+2√[3](x)",
@@ -233,7 +243,7 @@ _TIDY = (
     ),
     _sub("]0,1[", "(0,1)", r"(^|\\cup|\\in|[=\s])([\[\]])([^\[\],]+,[^\[\],]+)([\[\]])", _turned),
     _sub("all real numbers", r"\mathbb{R}", rf"^(?:{TEXT})?\s*all real(?:s| numbers)\s*\}}?$", r"\\mathbb{R}"),
-    _sub(r"\varnothing", r"\emptyset ", r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+    _sub(r"\varnothing", r"\emptyset ", r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
     *_GROUPED,
     _sub("9~kg", "9 kg", "~", " "),
     _sub(r"\sqrt[3]2", r"\sqrt[3]{2}", r"\\sqrt\s*(\[[^\[\]]*\])\s*([0-9A-Za-z])", r"\\sqrt\1{\2}"),

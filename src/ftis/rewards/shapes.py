@@ -24,7 +24,7 @@ MOST_PAIRS = 400
 LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:\s*_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9]))?'*"
 _AND = rf"\s+and\s+|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
 _OR = rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
-_CUT = re.compile(rf"(?:[,;]\s*)?(?:{_AND}|{_OR})|[,;]")
+_CUT = re.compile(rf"(?:[,;]\s*)?(?:{_AND}|{_OR})|(?<!\\)[,;]")
 _NAMED = re.compile(rf"\s*({LETTER}(?:\([A-Za-z]\))?|\([^()=]*\))\s*(?:=|\\in(?![A-Za-z]))(.*)", re.DOTALL)
 _COLON = re.compile(":")
 _SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])")
@@ -120,9 +120,10 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
 INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:eq?(?:slant)?|t)|neq?)(?![a-z])")
 _INTERVAL = re.compile(r"[\[(][^,]*,[^,]*[\])]")
 _PAIR = re.compile(r"\([^,]*,[^,]*\)")
-_MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
-_AND_NOT = re.compile(r",(?=[^,]*\\neq?(?![a-z]))")
-_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|omega|phi|rho|sigma|tau)(?![A-Za-z])"
+_MEMBER = re.compile(rf"^\s*(?:[A-Za-z]|{_GREEK})\s*\\in(?![A-Za-z])\s*")
+_COMMA = re.compile(rf",(?=[^,()\[\]]*(?:{INEQUALITY.pattern}))")
+_VARIABLE = re.compile(rf"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])|{_GREEK}")
 
 
 def _reals(given: str, expected: str) -> list[Any] | None:
@@ -130,7 +131,7 @@ def _reals(given: str, expected: str) -> list[Any] | None:
 
     ``(1,2)`` may be a point, so one of both must be more than a pair in round brackets.
     """
-    sides = [_AND_NOT.sub(r"\\land ", _MEMBER.sub("", text).strip()) for text in (given, expected)]
+    sides = [_COMMA.sub(r"\\land ", _MEMBER.sub("", text).strip()) for text in (given, expected)]
     variables = [set(_VARIABLE.findall(side)) if INEQUALITY.search(side) else set() for side in sides]
     known = [
         len(names) == 1 or r"\mathbb{R}" in side or all(map(_INTERVAL.fullmatch, map(str.strip, side.split(r"\cup"))))
