@@ -25,7 +25,7 @@ LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:\s*_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-
 _AND = rf"\s+and\s+|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
 _OR = rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
 _CUT = re.compile(rf"(?:[,;]\s*)?(?:{_AND}|{_OR})|(?<!\\)[,;]")
-_NAMED = re.compile(rf"\s*({LETTER}(?:\([A-Za-z]\))?|\([^()=]*\))\s*(?:=|\\in(?![A-Za-z]))(.*)", re.DOTALL)
+_NAMED = re.compile(rf"\s*({LETTER}(?:\([^()=,]*\))?|\([^()=]*\))\s*(?:=|\\in(?![A-Za-z]))(.*)", re.DOTALL)
 _COLON = re.compile(":")
 _SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])")
 _SPACE = re.compile(r"(?<!\w)\s+|\s+(?![\w\s])")

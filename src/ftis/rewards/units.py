@@ -64,7 +64,8 @@ _NUMBERS = (
     rf"{_CARDINALS}|{_MULTIPLE}|half|halve|quarter|third|(?:four|fif|six|seven|eigh|"
     r"nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand)th|[a-z]*illion(?:th)?|sixe|grand|double|triple|negative|"
     r"equal|time|percent|doe|wrong|not|minuse|pluse|milliard|millier|millone|milhare|(?:cent|dec|dez)ena|centaine|dizaine|"
-    r"docena|douzaine|paire|pare|pareja|demie?|mitade|metade|meio|meia|vece|veze|meno|moin|tercio|cuarto|quarto|quinto"
+    r"docena|douzaine|paire|pare|pareja|demie?|mitade|metade|meio|meia|vece|veze|meno|moin|tercio|cuarto|quarto|quinto|"
+    r"tre|tausend|mal|halbe|perhap|alway|squared|cubed|lot|nope|error|mistake"
 )
 _NO_NUMBER = rf"(?!(?i:{_NUMBERS})s?\b)"
 _NOUNS = (
