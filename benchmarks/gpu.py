@@ -4,11 +4,13 @@
     PYTHONPATH=src python benchmarks/gpu.py --stages family     # a bare python, one stage
     python benchmarks/gpu.py --tiny                             # the same on a CPU in seconds
 
-- ``tests``: those marked gpu.
+- ``tests``: those of tests/test_gpu.py, which has all that are marked gpu. ``<out>/tests.txt`` has pytest's lines.
 - ``family``: two of recipes/qwen3_family.toml, random weights of Qwen3-0.6B's and 1.7B's shapes, 24 prompts × 12
   completions of 256 tokens: each alone with all of the sampling, then both together with half each. Seconds of each
   stage of a round, tokens a second, and memory where torch may take 24 GB and believes that the card has no more.
-- ``learning``: F-TIS and its part alone in recipes/smollm2_words.toml, as many rounds as two minutes give.
+  Moments have 8 bits where bitsandbytes is, as the recipe says; ``optim`` tells.
+- ``learning``: F-TIS and its part alone in recipes/smollm2_words.toml, as many rounds as two minutes give beside the
+  evaluations before and after them.
 
 Each stage is a process with a time limit, and writes ``<out>/<stage>.json`` after each of its parts. Packages that this
 python lacks may lie in ``wheels/`` as wheels. The exit code is 1 if a stage did not end well; the next ones run all the
@@ -42,7 +44,7 @@ NEEDED = (
     "torch transformers peft pydantic typer rich scipy pyarrow math_verify zstandard zenoh cryptography filelock pytest"
 )
 ROUNDS, LEARNED_FOR = 3, 50
-"""Rounds of the family in each part; seconds of an arm that learns."""
+"""Rounds of the family in each part; seconds of an arm that learns, with its evaluations."""
 STAGES_OF_A_ROUND = ("sample", "exchange", "wait", "admit", "logp", "update")
 
 
@@ -80,14 +82,16 @@ def machine() -> dict[str, Any]:
 
 
 def tests(out: Path, results: Results, tiny: bool) -> None:
-    environment = {**os.environ, "FTIS_TEST_DEVICE": "cpu" if tiny else "cuda"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "tests/test_gpu.py"]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    lines = ended.stdout.splitlines()
+    environment = {**os.environ, "FTIS_TEST_DEVICE": "cpu" if tiny else "cuda", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--noconftest", "tests/test_gpu.py"]
+    path = out / "tests.txt"
+    with path.open("w", encoding="utf-8") as file:  # which keeps the lines of a stage that is stopped
+        code = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file, check=False).returncode
+    lines = path.read_text(encoding="utf-8").splitlines()
     told = [line for line in lines if line.startswith(("FAILED", "ERROR", "SKIPPED", "E  "))]
-    results.add("tests", {"code": ended.returncode, "last": lines[-1:], "told": told[:40]})
-    if ended.returncode:
-        raise SystemExit(ended.stdout[-4000:] + ended.stderr[-2000:])
+    results.add("tests", {"code": code, "last": lines[-1:], "told": told[:40]})
+    if code:
+        raise SystemExit("\n".join(lines)[-6000:])
 
 
 def hold_to(card: int) -> None:
@@ -120,7 +124,9 @@ def family_of(out: Path, part: str, tiny: bool) -> dict[str, Any]:
         place = out / "models" / shape
         if not (place / "model.safetensors").exists():
             stand_in(place, shape, small=tiny, device="cpu" if tiny else "cuda")
-        peers[name] |= {"model": str(place), "optim": "adamw"} | ({"lora_r": 2} if tiny and name != "small" else {})
+        peers[name] |= {"model": str(place)} | ({"lora_r": 2} if tiny and name != "small" else {})
+        if importlib.util.find_spec("bitsandbytes") is None:
+            peers[name]["optim"] = "adamw"
     sizes = {"num_generations": 4 if tiny else 12, "max_completion_length": 8 if tiny else 256, "batch_size": 0}
     document |= {
         "name": f"family-{part}",
@@ -173,6 +179,7 @@ def family_part(out: Path, part: str, tiny: bool) -> None:
         tokens = [b["tokens_sampled"] - a["tokens_sampled"] for a, b in pairwise(rows)]
         seconds = {stage: [row[f"time/{stage}"] for row in rows[1:]] for stage in STAGES_OF_A_ROUND}
         facts[peer.name] = {stage: round(statistics.median(times), 3) for stage, times in seconds.items()} | {
+            "optim": peer.optim,
             "round": round(statistics.median(row["step_time"] for row in rows[1:]), 3),
             "tokens": statistics.median(tokens),
             "tokens_per_second": round(statistics.median(map(lambda n, s: n / s, tokens, seconds["sample"]))),
@@ -197,20 +204,20 @@ def learning(out: Path, results: Results, tiny: bool) -> None:
         raise SystemExit("models/smollm2-135m is not here: ftis models smollm2-135m fetches it")
     recipe_path = ROOT / "recipes" / "smollm2_words.toml"
     pilot = ftis.load(recipe_path, [*settings, "name=pilot", "training.rounds=3", "training.eval_every=0"])
+    began = time.monotonic()
     ftis.train(pilot, overwrite=True, only="F-TIS")
+    seconds = time.monotonic() - began
     directory = ftis.run_directory(pilot) / "F-TIS"
-    a_round = sum(
-        statistics.median(row["step_time"] - row["time/wait"] for row in ftis.read_jsonl(place)[1:])
+    each = [
+        [row["step_time"] - row["time/wait"] for row in ftis.read_jsonl(place)]
         for place in directory.glob("*/metrics.jsonl")
-    )
-    rounds = 2 if tiny else max(6, min(200, int(LEARNED_FOR / a_round)))
-    results.add("pilot", {"seconds_a_round": round(a_round, 2), "rounds": rounds})
+    ]
+    a_round = sum(statistics.median(of[1:]) for of in each)
+    beside = seconds - sum(map(sum, each))  # two evaluations of each peer, and loading
+    rounds = 2 if tiny else max(6, min(200, int((LEARNED_FOR - beside) / a_round)))
+    results.add("pilot", {"seconds_a_round": round(a_round, 2), "beside": round(beside, 1), "rounds": rounds})
     for arm in ("F-TIS", "alone-part"):
-        more = [
-            f"training.rounds={rounds}",
-            f"training.save_every={rounds}",
-            f"training.eval_every={max(1, rounds // 4)}",
-        ]
+        more = [f"training.rounds={rounds}", f"training.save_every={rounds}", "training.eval_every=0"]
         recipe = ftis.load(recipe_path, [*settings, *more])
         ftis.train(recipe, overwrite=arm == "F-TIS", resume=arm != "F-TIS", only=arm)
         for peer in recipe.peers:

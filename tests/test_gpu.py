@@ -21,6 +21,7 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.generate import generate_sampler
 from ftis.engines.models import load_model
+from ftis.engines.offload import Offload
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding
@@ -161,3 +162,30 @@ def test_each_way_to_keep_a_model_samples_and_learns(directory: str, way: str) -
     for _ in range(3):
         assert a_step(policy, groups) > 0
     assert np.concatenate(learned(policy, groups)).mean() > before
+
+
+@pytest.mark.parametrize("way", ["in full", "LoRA", *WAYS])
+def test_a_policy_that_waits_in_main_memory_keeps_its_bits(directory: str, way: str) -> None:
+    if find_spec("bitsandbytes") is None and ("8 bits" in way or "4 bits" in way or way == "paged"):
+        pytest.skip("needs bitsandbytes")
+    if way == "paged" and DEVICE == "cpu":
+        pytest.skip("needs a GPU")
+    keys = {"in full": {}, "LoRA": {"train": "lora"}, **WAYS}[way]
+    ends, offload = [], Offload()
+    for leaves in (False, True):
+        policy = policy_of(directory, dtype="bfloat16", **keys)
+        if leaves:
+            offload.add("p", policy, keeps_base=False)
+        for _ in range(3):
+            offload.take_turn("p")
+            groups = builtin_sampler(policy, prompts(), 2, Decoding(24), 0)
+            a_step(policy, groups)
+            policy.optimizer.zero_grad()
+            offload.clear()
+            here = [p.untyped_storage().nbytes() for p in policy.model.parameters()]
+            assert (sum(here) == 0) == leaves
+        offload.take_turn("p")
+        ends.append((ids_of(groups), [p.detach().clone() for p in policy.model.parameters()]))
+        del policy
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(stayed, left) for stayed, left in zip(ends[0][1], ends[1][1], strict=True))

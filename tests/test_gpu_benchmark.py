@@ -23,7 +23,8 @@ def test_every_stage_writes_what_it_measured(tmp_path: Path) -> None:
     for peer in ("small", "medium"):
         alone, together = family[peer][peer], family["together"][peer]
         assert alone["tokens"] > 1.5 * together["tokens"]  # half of the sampling
-        assert alone["round"] > 0 < together["update"]
+        assert alone["round"] > 0
+        assert together["update"] > 0
         assert set(alone) == set(together)
     for peer in ("full", "lora"):
         steps = [learning[f"{arm} {peer}"]["accuracy"].keys() for arm in ("F-TIS", "alone-part")]

@@ -25,7 +25,6 @@ from recipes import write_recipe
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4}
 LORA: dict[str, Any] = {"train": "lora", "lora_r": 2}
-ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 
 def held(policy: Policy) -> dict[int, int]:
@@ -139,15 +138,14 @@ def test_four_peers_in_turns_hold_what_the_largest_holds_and_keep_their_bits(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
 @pytest.mark.parametrize("keys", [{}, LORA, {**LORA, "frozen_dtype": "nf4"}, {"optim": "adamw_8bit"}], ids=str)
-def test_what_left_comes_back_into_the_same_tensors(keys: dict[str, Any], device: str, tiny_policy: TinyPolicy) -> None:
+def test_what_left_comes_back_into_the_same_tensors(keys: dict[str, Any], tiny_policy: TinyPolicy) -> None:
     if keys.keys() & {"frozen_dtype", "optim"}:
         pytest.importorskip("bitsandbytes")
     found, offload = [], Offload()
     for leaves in (False, True):
         torch.manual_seed(0)
-        policy = tiny_policy(model=WIDE, **keys, learning_rate=1e-2, device=device)
+        policy = tiny_policy(model=WIDE, **keys, learning_rate=1e-2)
         view = policy.model.get_input_embeddings().weight.detach()[1:]
         if leaves:
             offload.add("a", policy, keeps_base=False)
