@@ -103,15 +103,6 @@ def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
         assert_equal(weights(resumed), weights(uninterrupted))
 
 
-def test_the_optimisers_state_matters(policy: Policy, tmp_path: Path) -> None:
-    """The test above would notice if it were lost."""
-    checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
-    fresh = Policy.load(policy.config, checkpoint=tmp_path / "checkpoint-1")
-    train_step(policy, 1)
-    train_step(fresh, 1)
-    assert not all(torch.equal(a, b) for a, b in zip(policy.trainable, fresh.trainable, strict=True))
-
-
 @EACH_TRAIN
 def test_a_checkpoint_is_an_ordinary_hugging_face_directory(
     train: str, tiny_policy: TinyPolicy, tmp_path: Path
@@ -176,37 +167,15 @@ def disk_full(*_: Any, **__: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def model_half_written(directory: Path, **_: Any) -> None:
-    (Path(directory) / "model.safetensors").write_bytes(b"half")
-    disk_full()
-
-
 def nothing_said(*_: Any, **__: Any) -> Any:
     raise RuntimeError
 
 
-def failing_write_of(name: str) -> Callable[[pytest.MonkeyPatch, Policy], None]:
-    write_text = Path.write_text
-
-    def write(self: Path, data: str, *args: Any, **kwargs: Any) -> int:
-        if self.name == name:
-            write_text(self, data[: len(data) // 2], *args, **kwargs)
-            disk_full()
-        return write_text(self, data, *args, **kwargs)
-
-    return lambda patch, policy: patch.setattr(Path, "write_text", write)
-
-
-FAILURES: dict[str, Callable[[pytest.MonkeyPatch, Policy], None]] = {
-    "the directory": lambda patch, policy: patch.setattr("tempfile.mkdtemp", disk_full),
-    "the model": lambda patch, policy: patch.setattr(policy.model, "save_pretrained", model_half_written),
-    "the tokenizer": lambda patch, policy: patch.setattr(policy.tokenizer, "save_pretrained", disk_full),
-    "the optimiser": lambda patch, policy: patch.setattr("torch.save", disk_full),
-    "the optimiser, silently": lambda patch, policy: patch.setattr("torch.save", nothing_said),
-    "the cursor": failing_write_of("cursor.json"),
-    "the digests": failing_write_of("digests.json"),
-    "flushing": lambda patch, policy: patch.setattr("os.fsync", disk_full),
-    "renaming": lambda patch, policy: patch.setattr(Path, "replace", disk_full),
+FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "the directory": lambda patch: patch.setattr("tempfile.mkdtemp", disk_full),
+    "the optimiser, silently": lambda patch: patch.setattr("torch.save", nothing_said),
+    "flushing": lambda patch: patch.setattr("os.fsync", disk_full),
+    "renaming": lambda patch: patch.setattr(Path, "replace", disk_full),
 }
 
 
@@ -219,7 +188,7 @@ def test_a_save_that_fails_leaves_everything_as_it_was(
     before = contents(tmp_path)
     trained = weights(policy)
     with monkeypatch.context() as patch:
-        FAILURES[failure](patch, policy)
+        FAILURES[failure](patch)
         with pytest.raises(CheckpointError) as caught:
             checkpoint.save(tmp_path, policy, Cursor(3), keep=2)
     reason = "RuntimeError" if "silently" in failure else "No space left on device"
@@ -260,11 +229,6 @@ def test_writes_that_the_system_refuses(train: str, tiny_policy: TinyPolicy, tmp
     checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
 
 
-def test_a_directory_that_is_gone(policy: Policy, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="could not be saved"):
-        checkpoint.save(tmp_path / "absent", policy, Cursor(1), keep=2)
-
-
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -274,7 +238,8 @@ from ftis.policy import Policy
 
 directory, model = Path(sys.argv[1]), sys.argv[2]
 policy = Policy.load(PeerConfig(name="p", model=model, device="cpu", dtype="float32"))
-checkpoint.save(directory / "first", policy, checkpoint.Cursor(1), keep=1)
+for step in (1, 2):
+    checkpoint.save(directory / "first", policy, checkpoint.Cursor(step), keep=2)
 
 
 def die_at(point):
@@ -310,6 +275,7 @@ print(point)
 
 
 def test_a_save_killed_at_any_point_leaves_whole_checkpoints_only(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    """Step 2 is saved again, and step 1 is one too many."""
     policy = tiny_policy()
     (tmp_path / "first").mkdir()
     run = subprocess.run(
@@ -337,12 +303,7 @@ def flipped(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
-    "missing": lambda data: None,
-    "empty": lambda data: b"",
-    "cut short": lambda data: data[: len(data) // 2],
-    "one bit flipped": flipped,
-}
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {"missing": lambda data: None, "one bit flipped": flipped}
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
@@ -367,23 +328,20 @@ def test_any_damaged_file_is_noticed(train: str, damage: str, tiny_policy: TinyP
     assert checkpoint.load(tmp_path, 4, policy.config, policy.config.model)[1] == Cursor(4)
 
 
-def test_a_checkpoint_that_is_not_there(policy: Policy, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="checkpoint-7 cannot be resumed") as caught:
-        checkpoint.load(tmp_path, 7, policy.config, policy.config.model)
-    assert_one_line(caught)
-
-
-def test_a_checkpoint_of_another_peer(policy: Policy, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
-    """Its files are whole, yet they do not fit."""
+def test_a_checkpoint_that_is_not_there_or_of_another_peer(
+    policy: Policy, tiny_policy: TinyPolicy, tmp_path: Path
+) -> None:
+    """The other's files are whole, yet they do not fit."""
     checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
-    other = tiny_policy(**TRAINS["subset"])
-    with pytest.raises(CheckpointError, match="cannot be resumed") as caught:
-        checkpoint.load(tmp_path, 1, other.config, other.config.model)
-    assert_one_line(caught)
-    lora = tiny_policy(**TRAINS["lora"])
-    with pytest.raises(FtisError) as other_kind:
-        checkpoint.load(tmp_path, 1, lora.config, lora.config.model)
-    assert_one_line(other_kind)
+    other, lora = (tiny_policy(**TRAINS[train]) for train in ("subset", "lora"))
+    for step, config, kind in (
+        (7, policy.config, CheckpointError),
+        (1, other.config, CheckpointError),
+        (1, lora.config, FtisError),
+    ):
+        with pytest.raises(kind) as caught:
+            checkpoint.load(tmp_path, step, config, config.model)
+        assert_one_line(caught)
 
 
 def test_a_checkpoint_that_does_not_fit_into_memory_is_not_to_be_deleted(
