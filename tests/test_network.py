@@ -159,28 +159,22 @@ def reasons(collected: Collected) -> set[tuple[str, str]]:
     return {(r.peer, str(r.reason)) for r in collected.rejections}
 
 
-OFFERS: dict[str, tuple[Callable[[Peers], tuple[str, bytes, str]], str | None]] = {
-    "signed by a stranger": (lambda p: ("eve/0", p.manifest("eve", 0, b"x"), "stranger"), "forged"),
-    "of a peer that is in no roster": (lambda p: ("mallory/0", p.manifest("mallory", 0, b"x"), "stranger"), None),
-    "for another round than it says": (lambda p: ("eve/1", p.manifest("eve", 0, b"x"), "eve"), "wrong_sender"),
-    "larger than a manifest may be": (lambda p: ("eve/0", b"{" * (manifests.MAX_BYTES + 1), "eve"), "over_budget"),
-}
-
-
-@pytest.mark.parametrize("case", OFFERS)
-def test_an_offer(case: str, peers: Peers) -> None:
-    make, reason = OFFERS[case]
+def test_offers_that_are_not_what_they_say_are_refused_and_cost_no_message(peers: Peers) -> None:
     a, b = peers.open("a"), peers.open("b")
     both_ready(a, b)
     attacker = peers.session()
-    key, document, signer = make(peers)
-    peers.put(attacker, key, document, signer)
-    name = key.partition("/")[0]
-    for exchange in (a, b) if reason is not None else ():
-        heard(exchange, lambda rounds: bool(rounds._rejections))
+    for key, document, signer in (
+        ("mallory/0", peers.manifest("mallory", 0, b"x"), "stranger"),  # in no roster: nobody listens
+        ("eve/0", peers.manifest("eve", 0, b"x"), "stranger"),
+        ("eve/1", peers.manifest("eve", 0, b"x"), "eve"),
+        ("eve/0", b"{" * (manifests.MAX_BYTES + 1), "eve"),
+    ):
+        peers.put(attacker, key, document, signer)
+    for exchange in (a, b):
+        heard(exchange, lambda rounds: len(rounds._rejections) == 3)
     for collected in one_round(peers, a, b):
-        assert reasons(collected) == ({(name, reason)} if reason else set())
-        assert "eve" not in collected.messages
+        assert reasons(collected) == {("eve", why) for why in ("forged", "wrong_sender", "over_budget")}
+        assert set(collected.messages) <= {"a", "b"}
 
 
 def test_a_late_round_that_one_of_two_offers_moves_nobody(peers: Peers) -> None:
@@ -353,13 +347,16 @@ def test_only_the_swarms_own_certificates_connect(tmp_path: Path) -> None:
                 zenoh.open(config)
 
 
-@pytest.mark.parametrize("endpoints", ["none", "tls", "both"])
-def test_only_in_a_swarm_of_tls_endpoints_nobody_is_linked_without_it(endpoints: str, tmp_path: Path) -> None:
+def test_only_in_a_swarm_of_tls_endpoints_nobody_is_linked_without_it(tmp_path: Path) -> None:
     new_certificates(tmp_path, ["a"])
     settings = tls(tmp_path, "a", free_port(), True)
-    listen = {"none": [], "tls": settings["listen"], "both": [*settings["listen"], "tcp/127.0.0.1:0"]}[endpoints]
-    config = engine_config(NetworkConfig(**{**settings, "listen": listen}))
-    assert json.loads(config.get_json("transport/link/protocols")) == (["tls"] if endpoints == "tls" else None)
+    for listen, protocols in (
+        ([], None),
+        (settings["listen"], ["tls"]),
+        ([*settings["listen"], "tcp/127.0.0.1:0"], None),
+    ):
+        config = engine_config(NetworkConfig(**{**settings, "listen": listen}))
+        assert json.loads(config.get_json("transport/link/protocols")) == protocols
 
 
 def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> None:
@@ -377,40 +374,23 @@ def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> 
 # --- what peers say of themselves -----------------------------------------------------------------------
 
 
-def test_an_endpoint_without_its_protocol_or_port_is_refused() -> None:
-    cases_key: list[tuple[str, str, str]] = [
+def test_an_endpoint_without_its_protocol_or_port_is_refused_with_a_better_one() -> None:
+    for key, endpoint, better in (
         ("connect", "127.0.0.1:17447", "tcp/127.0.0.1:17447"),
         ("listen", "0.0.0.0:7447", "tcp/0.0.0.0:7447"),
-        ("connect", "host.example", "tcp/host.example:17447"),
         ("connect", "tcp/host.example", "tcp/host.example:17447"),
         ("connect", "tcp://host:7447", "tcp/host:7447"),
         ("connect", "tls/host.example", "tls/host.example:17447"),
         ("connect", "tcp/host:7447 ", "tcp/host:7447"),
         ("listen", "[::1]:7447", "tcp/[::1]:7447"),
-        ("connect", "::1", "in tcp/"),
-        ("connect", "tcp/fe80::1:7447", "in tcp/"),
-        ("connect", "tcp/host:123456", "in tcp/"),
-        ("connect", "tcp/host:abc", "in tcp/"),
-        ("connect", "tcp/:7447", "in tcp/"),
-        ("connect", "https://host:1234/", "in tcp/"),
-        ("connect", "", "in tcp/"),
-    ]
-    for key, endpoint, better in cases_key:
-        said = f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}"
-        with pytest.raises(ExchangeError, match=re.escape(said)):
+        *(
+            ("connect", bad, "in tcp/")
+            for bad in ("::1", "tcp/fe80::1:7447", "tcp/host:123456", "tcp/h:x", "tcp/:1", "")
+        ),
+    ):
+        with pytest.raises(ExchangeError, match=re.escape(f"{key}: {endpoint!r} ") + ".*" + re.escape(better)):
             open_session(NetworkConfig().model_copy(update={key: (endpoint,)}))
-
-
-def test_an_endpoint_as_it_should_be() -> None:
-    cases_endpoint: list[str] = [
-        "tcp/0.0.0.0:7447",
-        "tcp/[::1]:7447",
-        "udp/h:1",
-        "quic/h:1",
-        "tcp/127.0.0.1:1#exit_on_failure=false",
-        "unixpipe/x.pipe",
-    ]
-    for endpoint in cases_endpoint:
+    for endpoint in ("tcp/[::1]:7447", "udp/h:1", "tcp/127.0.0.1:1#exit_on_failure=false", "unixpipe/x.pipe"):
         check_endpoints(NetworkConfig(connect=(endpoint,)))
 
 
