@@ -34,11 +34,10 @@ from ftis.peer import Peer, Stopwatch
 from ftis.recipe.arms import RunError, arms_of, threads_of
 from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
-from ftis.records.files import read_jsonl, write_json
+from ftis.records.files import read_jsonl, saved_steps, write_json
 from ftis.records.plan import PROVENANCE, read_plan, read_provenance
 from ftis.records.writing import Records, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
-from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.provenance import made_otherwise, provenance
 from ftis.run.training import Trainer
@@ -109,7 +108,7 @@ class Recording:
         Raises:
             RunError: there is no checkpoint of that step, or the starter is not what it was.
         """
-        there = checkpoint.steps(self.directory)
+        there = saved_steps(self.directory)
         if step and step not in there:
             kept = ", ".join(map(str, there)) or "none"
             raise RunError(

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 from ftis.config import FtisError
 from ftis.member import Cursor
 from ftis.policy import Policy
+from ftis.records.files import saved_steps
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 
@@ -121,10 +122,10 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory(
 
 
 def test_the_newest_are_kept_in_the_order_of_their_steps(policy: Policy, tmp_path: Path) -> None:
-    assert checkpoint.steps(tmp_path) == []
+    assert saved_steps(tmp_path) == []
     for step in (1, 2, 9, 10, 11, 100):
         checkpoint.save(tmp_path, policy, Cursor(step), keep=3)
-    assert checkpoint.steps(tmp_path) == [10, 11, 100]  # numbers, not text
+    assert saved_steps(tmp_path) == [10, 11, 100]  # numbers, not text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-100", "checkpoint-11"]
     assert checkpoint.load(tmp_path, 11, policy.config, policy.config.model)[1] == Cursor(11)
 
@@ -134,7 +135,7 @@ def test_other_names_are_no_checkpoints_and_are_left_alone(policy: Policy, tmp_p
     for name in others:
         (tmp_path / name).mkdir()
     checkpoint.save(tmp_path, policy, Cursor(5), keep=2)
-    assert checkpoint.steps(tmp_path) == [5]
+    assert saved_steps(tmp_path) == [5]
     assert {p.name for p in tmp_path.iterdir()} == {*others, "checkpoint-5"}
 
 
@@ -155,7 +156,7 @@ def test_what_a_killed_save_left_is_ignored_and_then_swept_up(policy: Policy, tm
     leftover = tmp_path / ".partial-abc123"
     shutil.copytree(tmp_path / "checkpoint-1", leftover)
     (leftover / "model.safetensors").write_bytes(b"half")
-    assert checkpoint.steps(tmp_path) == [1]
+    assert saved_steps(tmp_path) == [1]
     checkpoint.save(tmp_path, policy, Cursor(2), keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
 
@@ -197,7 +198,7 @@ def test_a_save_that_fails_leaves_everything_as_it_was(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
     assert_equal(weights(policy), trained)
     checkpoint.save(tmp_path, policy, Cursor(3), keep=2)  # once there is space again
-    assert checkpoint.steps(tmp_path) == [2, 3]
+    assert saved_steps(tmp_path) == [2, 3]
 
 
 @contextmanager
@@ -286,7 +287,7 @@ def test_a_save_killed_at_any_point_leaves_whole_checkpoints_only(tiny_policy: T
     assert points > 20
     found = set()
     for at in range(points):
-        steps = checkpoint.steps(tmp_path / str(at))
+        steps = saved_steps(tmp_path / str(at))
         assert steps  # there is always one to go on from
         found.add(tuple(steps))
         for step in steps:

@@ -14,7 +14,7 @@ from commands import ftis, trained
 from run_files import differences, records_of, weights, without_times
 
 from ftis.config import FtisError
-from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
 from ftis.run.rollback import roll_back
@@ -106,11 +106,11 @@ def test_a_run_that_went_back_ends_as_if_it_never_had(
     assert not {"tables.md", "summary.json", "learning_curves.svg"} & {path.name for path in run.iterdir()}
     for peer in "ab":
         place = run / "F-TIS" / peer
-        assert checkpoint.steps(place) == [2, 4, 6][: step // 2]
+        assert saved_steps(place) == [2, 4, 6][: step // 2]
         assert [row["step"] for row in rows(run, peer)] == list(range(1, step + 1))
         assert len(list((place / "rollouts").iterdir())) == step
         assert max(row["step"] for row in read_jsonl(place / "evaluations.jsonl")) == step
-        assert checkpoint.steps(run / "alone" / peer) == [2, 4, 6]
+        assert saved_steps(run / "alone" / peer) == [2, 4, 6]
     at_rest = files_of(run)
     assert {peer.finished for peer in roll_back(run, step, ["F-TIS"]).peers} == {step}
     assert files_of(run) == at_rest  # going back to where it is changes nothing
@@ -286,7 +286,7 @@ def test_a_kill_at_any_point_leaves_a_run_that_goes_on_from_before_or_after(
         shutil.copytree(lied_to / RUN, run)
         if not killed_at(point, monkeypatch, lambda run=run: roll_back(run, 2)):  # type: ignore[misc]
             break
-        steps = [set(checkpoint.steps(run / "F-TIS" / peer)) for peer in "ab"]
+        steps = [set(saved_steps(run / "F-TIS" / peer)) for peer in "ab"]
         goes_on = max(set.intersection(*steps))
         seen.add(goes_on)
         assert goes_on in (2, 6)
@@ -317,6 +317,6 @@ def test_the_one_peer_of_a_joined_run_goes_back_by_itself(honest: Path, enter: C
     ):
         roll_back(run, 4, ["F-TIS"])
     roll_back(run, 4, ["F-TIS"])
-    assert checkpoint.steps(run / "F-TIS" / "a") == [2, 4]
+    assert saved_steps(run / "F-TIS" / "a") == [2, 4]
     assert len(rows(run, "a")) == 4
     assert read_jsonl(run / "F-TIS" / "a" / "events.jsonl") == [{"kind": "start", "step": 0}]

@@ -20,7 +20,7 @@ from run_files import without_times
 from watched import Watched
 
 from ftis.recipe.parsing import load
-from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.run import accusations, checkpoint
 from ftis.run import join as swarm
 from ftis.run.rollback import roll_back
@@ -183,8 +183,8 @@ def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Pa
         rows = read_jsonl(directory / "metrics.jsonl")
         assert [row["step"] for row in rows] == list(range(1, rounds + 1))
         assert all(row[f"peer/{other}/admitted"] == 8 for row in rows for other in "abc")
-        assert checkpoint.steps(directory)
-        for step in checkpoint.steps(directory):
+        assert saved_steps(directory)
+        for step in saved_steps(directory):
             _, cursor, _ = checkpoint.load(directory, step, config.peer(name), str(models[name]))
             assert cursor.step == step
 
@@ -215,7 +215,7 @@ def test_leaving_and_coming_back_is_a_matter_of_two_commands(place: Path) -> Non
     processes["c"].signal(signal.SIGINT)
     assert processes["c"].wait(60) == 130
     left = len(read_jsonl(directory / "metrics.jsonl"))
-    assert checkpoint.steps(directory)[-1] == left  # what was done was saved
+    assert saved_steps(directory)[-1] == left  # what was done was saved
     assert "--resume goes on from" in " ".join((place / "c.log").read_text().split())
     processes["c"] = joined(place, "c", "--resume")
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
@@ -271,7 +271,7 @@ def test_every_peer_finds_a_liar_and_remembers_it_after_a_kill(place: Path, monk
         run = place / "runs" / f"three-seed0-{name}" / "F-TIS" / name
         assert read_jsonl(run / "metrics.jsonl")[-1]["peer/c/honesty/quarantined"] is True
     # A peer that is killed before it saves what it found goes back to rounds in which it did not know yet.
-    for step in checkpoint.steps(run):
+    for step in saved_steps(run):
         shutil.rmtree(run / f"checkpoint-{step}")
     accused = []
 

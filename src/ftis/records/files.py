@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -85,6 +86,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise damaged(path, "no object")
     return document
+
+
+def checkpoint_path(peer: Path, step: int) -> Path:
+    """The directory of a peer's checkpoint after ``step`` finished rounds."""
+    return peer / f"checkpoint-{step}"
+
+
+def saved_steps(peer: Path) -> list[int]:
+    """The finished rounds of each checkpoint of a peer, whose directory this is, ascending."""
+    matches = (re.fullmatch(r"checkpoint-(\d{1,9})", path.name) for path in peer.glob("checkpoint-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 @contextmanager

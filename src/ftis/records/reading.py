@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from ftis.config import ArmConfig, Recipe
 from ftis.metric_keys import by_peer
 from ftis.recipe.arms import Arm, arm_configs
+from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import Plan, provenances, read_plan
 from ftis.records.writing import read_columns, read_rollouts, rollouts_path
@@ -306,9 +307,8 @@ class PeerRun:
     @property
     def tokenizer(self) -> Path | None:
         """The file of the tokenizer in its newest checkpoint; None without a checkpoint."""
-        steps = (path.name.removeprefix("checkpoint-") for path in self.directory.glob("checkpoint-*"))
-        newest = max((int(step) for step in steps if step.isdecimal() and len(step) < 10), default=None)
-        return None if newest is None else self.directory / f"checkpoint-{newest}" / "tokenizer.json"
+        steps = saved_steps(self.directory)
+        return checkpoint_path(self.directory, steps[-1]) / "tokenizer.json" if steps else None
 
     def missing(self, rounds: int) -> str | None:
         """A text that names the records still missing from a run of ``rounds`` rounds; None if it is complete."""

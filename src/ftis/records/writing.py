@@ -11,6 +11,8 @@ A resumed peer first cuts everything back to its checkpoint, so no round is reco
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ftis.config import FtisError
+from ftis.metric_keys import by_peer
+from ftis.records.events import Event, RoundEnded, Say, to_json
 from ftis.records.files import append_jsonl, read_jsonl, write_jsonl, write_whole
 from ftis.records.lines import RecordsError
 from ftis.seams import TRACKERS, look_up
@@ -157,6 +161,41 @@ class Records:
         for tracker in self.trackers:
             with _named(tracker):
                 tracker.finish()
+
+
+class EventLog:
+    """Passes a peer's events on, and appends them with the time to events.jsonl in its directory.
+
+    Attributes:
+        status: what ``ftis status`` shows of this peer.
+    """
+
+    def __init__(self, directory: Path, say: Say) -> None:
+        self.path, self._say = directory / "events.jsonl", say
+        self.status: dict[str, Any] = {}
+        self._lock = threading.Lock()  # the network calls from threads of its own
+        self._totals: dict[str, dict[str, int]] = {}
+        self._unrewarded = 0
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if isinstance(event, RoundEnded):
+                self._count(event.metrics)
+            else:
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                append_jsonl(self.path, {"time": now, **to_json(event)})
+            self._say(event)
+
+    def _count(self, metrics: Mapping[str, Any]) -> None:
+        """Add a round to the totals per peer, counted since this one was started."""
+        for name, measures in by_peer(metrics).items():
+            totals = self._totals.setdefault(name, {})
+            for measure in ("admitted", "kept", "rejected", "late", "bytes"):
+                totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
+            totals["quarantined"] = int(measures.get("honesty/quarantined", False))
+        self._unrewarded = self._unrewarded + 1 if metrics["reward"] == 0 else 0
+        own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
+        self.status |= {**own, "from": dict(self._totals)}
 
 
 def written_after(directory: Path, step: int) -> list[Path]:

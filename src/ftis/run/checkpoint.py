@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from ftis.config import FtisError, PeerConfig, RecipeError, first_line
 from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
 from ftis.policy import Policy
-from ftis.records.files import partial_directory
+from ftis.records.files import checkpoint_path, partial_directory, saved_steps
 from ftis.selection import Selection
 
 
@@ -49,7 +48,7 @@ def save(
     Raises:
         CheckpointError: the disk is full or refuses to write. Earlier checkpoints are unchanged.
     """
-    target = directory / f"checkpoint-{cursor.step}"
+    target = checkpoint_path(directory, cursor.step)
     try:
         for leftover in directory.glob(".partial-*"):  # of a save that was killed
             shutil.rmtree(leftover, ignore_errors=True)
@@ -65,8 +64,8 @@ def save(
             delete(target)
             partial.chmod(0o755)
             partial.replace(target)
-        for step in steps(directory)[:-keep]:
-            delete(directory / f"checkpoint-{step}")
+        for step in saved_steps(directory)[:-keep]:
+            delete(checkpoint_path(directory, step))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {target} could not be saved ({first_line(error)}): free some space, or move "
@@ -83,12 +82,6 @@ def delete(checkpoint: Path) -> None:
             checkpoint.replace(partial / checkpoint.name)
 
 
-def steps(directory: Path) -> list[int]:
-    """``step`` of each checkpoint under ``directory``, ascending."""
-    matches = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in directory.glob("checkpoint-*"))
-    return sorted(int(match[1]) for match in matches if match)
-
-
 def load(
     directory: Path, step: int, config: PeerConfig, model_path: str
 ) -> tuple[Policy, Cursor, dict[str, dict[str, Any]]]:
@@ -100,7 +93,7 @@ def load(
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    source = directory / f"checkpoint-{step}"
+    source = checkpoint_path(directory, step)
     states = selections(directory, step)  # it checks all files
     with _errors_told(source):
         policy = Policy.load(config, model_path, checkpoint=source)
@@ -116,7 +109,7 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    source = directory / f"checkpoint-{step}"
+    source = checkpoint_path(directory, step)
     with _errors_told(source):
         _check_digests(source)
         states = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))

@@ -14,8 +14,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,23 +26,19 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError
 from ftis.engines.machine import cores
 from ftis.member import Member
-from ftis.metric_keys import by_peer
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import (
     ArmBegun,
-    Event,
     NetworkEvent,
     Planned,
-    RoundEnded,
     Say,
     Stopped,
     placed,
-    to_json,
     unheard,
 )
-from ftis.records.files import append_jsonl, locked, write_whole
-from ftis.records.writing import Records, open_trackers
-from ftis.run import accusations, checkpoint
+from ftis.records.files import locked, saved_steps, write_whole
+from ftis.records.writing import EventLog, Records, open_trackers
+from ftis.run import accusations
 from ftis.run.assembly import assemble
 from ftis.run.prepare import Checked, check, prepare
 from ftis.run.provenance import claim, delete_run
@@ -173,12 +168,12 @@ def join(
         place.mkdir(parents=True, exist_ok=True)
         placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds, swarm.exchange == "text"))
         torch.set_num_threads(threads)
-        log = EventLog(place / "events.jsonl", placed(say, arm=arm_name, peer=name))
+        log = EventLog(place, placed(say, arm=arm_name, peer=name))
         if config.attack:
             log(NetworkEvent("attack", f"{name} attacks the others: peers.{name}.attack = {config.attack!r}", 0))
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
-        step = max(checkpoint.steps(place), default=0)
+        step = max(saved_steps(place), default=0)
         if not step and (anew := begins_again(directory / arm_name, own.recipe)):
             say(Planned((anew,)))
         accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
@@ -294,38 +289,3 @@ def network_exchange(
         say=log,
         status=log.status,
     )
-
-
-class EventLog:
-    """Passes a peer's events on, and appends them with the time to ``path``.
-
-    Attributes:
-        status: what ``ftis status`` shows of this peer.
-    """
-
-    def __init__(self, path: Path, say: Say) -> None:
-        self.path, self._say = path, say
-        self.status: dict[str, Any] = {}
-        self._lock = threading.Lock()  # the network calls from threads of its own
-        self._totals: dict[str, dict[str, int]] = {}
-        self._unrewarded = 0
-
-    def __call__(self, event: Event) -> None:
-        with self._lock:
-            if isinstance(event, RoundEnded):
-                self._count(event.metrics)
-            else:
-                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                append_jsonl(self.path, {"time": now, **to_json(event)})
-            self._say(event)
-
-    def _count(self, metrics: Mapping[str, Any]) -> None:
-        """Add a round to the totals per peer, counted since this one was started."""
-        for name, measures in by_peer(metrics).items():
-            totals = self._totals.setdefault(name, {})
-            for measure in ("admitted", "kept", "rejected", "late", "bytes"):
-                totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
-            totals["quarantined"] = int(measures.get("honesty/quarantined", False))
-        self._unrewarded = self._unrewarded + 1 if metrics["reward"] == 0 else 0
-        own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
-        self.status |= {**own, "from": dict(self._totals)}

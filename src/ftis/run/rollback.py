@@ -19,7 +19,7 @@ from typing import Any
 
 from ftis.config import Recipe
 from ftis.recipe.arms import RunError, arms_of
-from ftis.records.files import locked
+from ftis.records.files import checkpoint_path, locked, saved_steps
 from ftis.records.plan import EXPERIMENT, read_plan
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
@@ -83,12 +83,12 @@ class Undone:
     @property
     def checkpoints(self) -> list[int]:
         """The steps of the checkpoints to delete, ascending."""
-        return [step for step in checkpoint.steps(self.records.directory) if step > self.step]
+        return [step for step in saved_steps(self.records.directory) if step > self.step]
 
     def removed(self) -> Iterator[str]:
         """The files to delete, in lines for people."""
         directory = self.records.directory
-        yield from (f"{directory / f'checkpoint-{step}'}" for step in self.checkpoints)
+        yield from (str(checkpoint_path(directory, step)) for step in self.checkpoints)
         for name, rows in (("metrics", self.records.rounds), ("evaluations", self.records.evaluations)):
             lines = sum(row.step > self.step for row in rows)
             if lines:
@@ -180,7 +180,7 @@ def _check_step(swarm: SwarmDirectory, step: int) -> None:
     """Refuse a step at which a peer of the swarm has no checkpoint, or a damaged one."""
     if not step:
         return
-    kept = set.intersection(*(set(checkpoint.steps(swarm.directory / name)) for name in swarm.peers))
+    kept = set.intersection(*(set(saved_steps(swarm.directory / name)) for name in swarm.peers))
     if step not in kept:
         raise RunError(
             f"{swarm.directory}: no checkpoint-{step} of {', '.join(swarm.peers)}: go back to "
@@ -193,7 +193,7 @@ def _check_step(swarm: SwarmDirectory, step: int) -> None:
 
 def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
     records = PeerRun.read(swarm.directory / name)
-    newest = max(checkpoint.steps(records.directory), default=0)
+    newest = max(saved_steps(records.directory), default=0)
     of_last = records.rounds[-1].by_peer if records.rounds else {}
     evidence = {
         sender: {key: value for key, value in measures.items() if key.startswith("honesty/")}
@@ -243,6 +243,6 @@ def _carry_out(directory: Path, step: int, rollback: Rollback) -> None:
         path.unlink(missing_ok=True)
     newer = sorted((newer, place) for place, peer in enumerate(undone) for newer in peer.checkpoints)
     for of_step, place in newer:
-        checkpoint.delete(undone[place].records.directory / f"checkpoint-{of_step}")
+        checkpoint.delete(checkpoint_path(undone[place].records.directory, of_step))
     for peer in undone:
         Records(peer.records.directory).cut_back_to(step)

@@ -29,7 +29,7 @@ from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import told_as_own
 from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, Stopped, placed, unheard
-from ftis.records.files import locked
+from ftis.records.files import checkpoint_path, locked, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, open_trackers
 from ftis.run import checkpoint
@@ -71,7 +71,7 @@ class PeerJob:
     @property
     def finished(self) -> bool:
         rounds = self.recipe.training.rounds
-        return rounds in checkpoint.steps(self.directory) and is_evaluated(self.directory, self.recipe, rounds)
+        return rounds in saved_steps(self.directory) and is_evaluated(self.directory, self.recipe, rounds)
 
 
 def run(
@@ -193,9 +193,9 @@ def open_peer(job: PeerJob) -> Trainer:
     if not job.resume_step:
         shutil.rmtree(job.directory, ignore_errors=True)
     job.directory.mkdir(parents=True, exist_ok=True)
-    for step in checkpoint.steps(job.directory):
+    for step in saved_steps(job.directory):
         if step > job.resume_step:  # ahead of what the other peers can go on from
-            checkpoint.delete(job.directory / f"checkpoint-{step}")
+            checkpoint.delete(checkpoint_path(job.directory, step))
     run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
     trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
     records = Records(job.directory, trackers, recipe.training.record_rollouts)
@@ -294,7 +294,7 @@ def resume_step(directory: Path, swarm: Recipe) -> int:
     Args:
         directory: of the arm in a run.
     """
-    common = set.intersection(*(set(checkpoint.steps(directory / peer.name)) for peer in swarm.peers))
+    common = set.intersection(*(set(saved_steps(directory / peer.name)) for peer in swarm.peers))
     return max(common, default=0)
 
 
@@ -310,7 +310,7 @@ def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
     for peer in swarm.peers:
         path = directory / peer.name
         finished = PeerRun.read(path).step
-        if finished > swarm.training.save_every and not checkpoint.steps(path):
+        if finished > swarm.training.save_every and not saved_steps(path):
             raise RunError(
                 f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "
                 f"records be lost: put the checkpoint back, move the records of the whole swarm elsewhere, or start "

@@ -13,6 +13,7 @@ from ftis.measures import RoundRecord
 from ftis.peer import Peer
 from ftis.prompts import Task
 from ftis.records.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say, Stopped
+from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
@@ -156,7 +157,7 @@ class Trainer:
     def save_once(self) -> None:
         """Write a checkpoint of the rounds finished so far, unless there is one."""
         step = self.peer.member.cursor.step
-        if step and step not in checkpoint.steps(self.records.directory):
+        if step and step not in saved_steps(self.records.directory):
             self.save()
 
     def save(self) -> None:

@@ -30,10 +30,12 @@ from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs, arms_of
 from ftis.recipe.parsing import load, network_settings, parse, set_key
 from ftis.records.events import ArmBegun, PeerStarted, Say, placed
-from ftis.records.files import read_jsonl
+from ftis.records.files import checkpoint_path, saved_steps
+from ftis.records.reading import PeerRun
+from ftis.records.writing import EventLog
 from ftis.rollouts import Ints, Prompt
 from ftis.run import checkpoint
-from ftis.run.join import EventLog, choose_arm, credentials, in_network
+from ftis.run.join import choose_arm, credentials, in_network
 from ftis.run.membership import end_tokens_of, member_of
 from ftis.selection import selections_of
 from ftis.swarm.identity import read_roster
@@ -214,7 +216,7 @@ def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iter
     arm = arm_configs(recipe)[0].name
     display = Display(Console(stderr=True, soft_wrap=True, markup=False, highlight=False))  # as ftis join
     placed(display, arm=arm)(ArmBegun((member.name,), recipe.training.rounds, recipe.exchange == "text"))
-    log = EventLog(place / "events.jsonl", placed(display, arm=arm, peer=member.name))
+    log = EventLog(place, placed(display, arm=arm, peer=member.name))
     if swarm.link is not None:
         log(PeerStarted(member.cursor.step))
         yield swarm.link, log
@@ -228,8 +230,8 @@ def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iter
 
 def newest_checkpoint(output_dir: str) -> str | None:
     """The newest checkpoint that was written whole, if there is one: transformers writes trainer_state.json last."""
-    for step in reversed(checkpoint.steps(Path(output_dir))):
-        folder = Path(output_dir) / f"checkpoint-{step}"
+    for step in reversed(saved_steps(Path(output_dir))):
+        folder = checkpoint_path(Path(output_dir), step)
         with contextlib.suppress(OSError, ValueError):
             json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
             return str(folder)
@@ -238,8 +240,8 @@ def newest_checkpoint(output_dir: str) -> str | None:
 
 def alone_in_all_rounds(place: Path) -> str | None:
     """A message if the records in ``place`` have no round with a foreign rollout, else None."""
-    rows = read_jsonl(place / "metrics.jsonl")
-    if not rows or not all(row.get("without_foreign") for row in rows):
+    rows = PeerRun.read(place).rounds
+    if not rows or not all(row.measures.get("without_foreign") for row in rows):
         return None
     return (
         f"no foreign rollout was used in any of {len(rows)} rounds: {place / 'events.jsonl'} says why; the model is "

@@ -20,6 +20,7 @@ from ftis.check.preflight import Sounding
 from ftis.config import Recipe, cut
 from ftis.engines.machine import cores
 from ftis.prompts import AnswerKind
+from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
 from ftis.run.outlook import in_time
 from ftis.run.processes import runs_in_parallel
@@ -60,7 +61,7 @@ def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
     """A text that names a run's files, for the first peer of its last arm, and the command that makes a page."""
     arm, peers = next(reversed(summary["arms"].items()))
     name, peer = next(iter(peers.items()))
-    model = directory / arm / name / f"checkpoint-{peer['step']}"
+    model = checkpoint_path(directory / arm / name, peer["step"])
     return (
         f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models as in {model}; "
         f"ftis report {directory} makes a page"
