@@ -412,7 +412,7 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
 
     served = attacker.declare_queryable("ftis/status/light/eve", reply, complete=True)
     answered(attacker, "ftis/status/*/*", len(lies) + 2)
-    said = [status for status in ask_status(attacker) if status["peer"] in NAMES]
+    said = [status for status in ask_status(attacker) if status.get("peer") in NAMES]
     assert [(s["peer"], s["round"], s["live"]) for s in said] == [("a", 0, ["b"]), ("b", 0, ["a"])]
     from rich.console import Console
 
@@ -421,7 +421,7 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     out = StringIO()
     Console(file=out, width=200).print(status_table(ask_status(attacker)))
     assert "[2J" in out.getvalue()
-    assert "[red]y" in out.getvalue()
+    assert "[red]y" not in out.getvalue()
     assert "vast" in out.getvalue()
     assert not set(out.getvalue()) & {"\x1b", "\x07", "\r"}
     served.undeclare()  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ from ftis.codec import VERSION
 from ftis.config import NetworkConfig
 from ftis.swarm import manifest as manifests
 from ftis.swarm import onlooker as onlookers
-from ftis.swarm.facts import agreement, run_id
+from ftis.swarm.facts import MOST_PEERS, agreement, run_id
 from ftis.swarm.identity import load_key, new_key, public_hex, roster_digest
 from ftis.swarm.lookout import Lookout
 from ftis.swarm.onlooker import NetworkRun, Onlooker, PeerView
@@ -298,13 +298,13 @@ def test_nonsense_does_no_harm(tmp_path: Path) -> None:
 
 def test_a_flood_takes_no_room(tmp_path: Path) -> None:
     made = Heard(tmp_path, roster=False)
-    for i in range(2 * onlookers.MOST_PEERS):
+    for i in range(2 * MOST_PEERS):
         made.of.token(f"ftis/{'0' * 32}/live/p{i}/1/0", True, AT)
         made.of.token(f"ftis/{i:032x}/live/a/{i}/0", True, AT)
         made.of.token(f"ftis/{'0' * 32}/live/a/{i}/0", True, AT)
     runs = made.of.runs()
     assert len(runs) == onlookers.MOST_RUNS
-    assert max(len(run.peers) for run in runs) == onlookers.MOST_PEERS
+    assert max(len(run.peers) for run in runs) == MOST_PEERS
     assert len(made.of.events) == onlookers.MOST_EVENTS
 
 
@@ -329,7 +329,7 @@ def test_made_up_runs_and_names_hide_none_that_members_signed(tmp_path: Path) ->
     made = Heard(tmp_path)
     for i in range(2 * onlookers.MOST_RUNS):
         made.of.token(f"ftis/{i:032x}/live/a/1/0", True, AT)
-    for i in range(2 * onlookers.MOST_PEERS):
+    for i in range(2 * MOST_PEERS):
         made.of.token(f"ftis/{run_id(made.meant())}/live/p{i}/1/0", True, AT)
     made.sign("a", 0)
     for i in range(100, 100 + 2 * onlookers.MOST_RUNS):

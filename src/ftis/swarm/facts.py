@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftis.config import FtisError, Recipe
+from ftis.config import NAME_PATTERN, FtisError, Recipe
 
 MAX_FACTS_BYTES = 64 * 1024
 MAX_FACTS_DEPTH = 16
 SHOWN = 10
 """Differences that are named in one message."""
+LONGEST_TEXT, MOST_PEERS = 64, 256
+"""The most letters of a text, and the most names, that are taken from a status."""
+_NAME = re.compile(NAME_PATTERN)
 
 
 class ExchangeError(FtisError):
@@ -76,6 +80,39 @@ def read_facts(data: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and _is_shallow(found, MAX_FACTS_DEPTH) else None
+
+
+def read_status(data: bytes) -> dict[str, Any] | None:
+    """The status of a peer of any swarm, as it says itself; None for anything but a JSON object.
+
+    Parts are left out that are not of the type that they ought to be, or longer than they ought to be.
+    """
+    claims = read_facts(data)
+    if claims is None:
+        return None
+    found: dict[str, Any] = {
+        key: claims[key][:LONGEST_TEXT]
+        for key in ("run", "peer", "name", "state", "version", "tokenizer")
+        if isinstance(claims.get(key), str)
+    }
+    found |= {key: claims[key] for key in ("round", "rounds", "unrewarded") if is_count(claims.get(key))}
+    if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
+        found["reward"] = float(claims["reward"])
+    live, sources = claims.get("live"), claims.get("from")
+    if isinstance(live, list):
+        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and _NAME.fullmatch(name)]
+    if isinstance(sources, dict):
+        found["from"] = {
+            name: {k: v for k, v in totals.items() if is_count(v)}
+            for name, totals in list(sources.items())[:MOST_PEERS]
+            if isinstance(totals, dict) and _NAME.fullmatch(name)
+        }
+    return found
+
+
+def is_count(value: Any) -> bool:
+    """Whether what anybody may have said is a whole number that a page can show."""
+    return type(value) is int and 0 <= value < 2**53
 
 
 def _is_shallow(value: Any, levels: int) -> bool:

@@ -17,18 +17,16 @@ from typing import Any
 
 from ftis.admission import Reason
 from ftis.config import NAME_PATTERN
-from ftis.swarm.facts import mismatch, read_facts, run_id
+from ftis.swarm.facts import LONGEST_TEXT, MOST_PEERS, mismatch, read_facts, read_status, run_id
 from ftis.swarm.identity import Roster, roster_digest
 from ftis.swarm.manifest import Manifest, unseal
 from ftis.swarm.offers import OfferCheck
 
-MOST_RUNS, MOST_PEERS, MOST_TOKENS, MOST_ROUNDS, MOST_EVENTS = 16, 256, 16, 64, 200
+MOST_RUNS, MOST_TOKENS, MOST_ROUNDS, MOST_EVENTS = 16, 16, 64, 200
 """Limits of memory: anybody with a link can make up names, signs of presence and rounds."""
 
 ANY_BYTES, ANY_ITEMS, ANY_ROUND = 2**50, 100_000, 2**31
 """An onlooker fetches no contents, so that an offer's size does it no harm."""
-
-LONGEST_TEXT = 64
 
 _RUN, _NAME, _COUNT = re.compile(r"[0-9a-f]{32}"), re.compile(NAME_PATTERN), re.compile(r"[0-9]{1,9}")
 
@@ -214,16 +212,16 @@ class Onlooker:
 
     def status(self, key: str, data: bytes, now: float) -> None:
         """Somebody answered at ``ftis/status/<recipe's name>/<peer>``."""
-        claims, parts = read_facts(data), key.split("/")
-        if claims is None or len(parts) != 4:
+        said, parts = read_status(data), key.split("/")
+        if said is None or len(parts) != 4:
             return
         with self._lock:
             self.reached = True
-            notes = self._notes_on(str(claims.get("run")), parts[3])
+            notes = self._notes_on(str(said.get("run")), parts[3])
             if notes is None:
                 return
             notes.name = notes.name or parts[2][:LONGEST_TEXT]
-            notes.said, notes.said_at = _understood(claims), now
+            notes.said, notes.said_at = said, now
 
     def facts(self, key: str, data: bytes, now: float) -> None:
         """Somebody answered at ``ftis/facts/<recipe's name>/<peer>``."""
@@ -325,29 +323,3 @@ def _difference(first: NetworkRun, run: NetworkRun) -> str:
         return "another run"
     differs = mismatch(run.name, first.facts, run.facts)
     return differs.differing if differs else "another run"
-
-
-def is_count(value: Any) -> bool:
-    """Whether what anybody may have said is a whole number that a page can show."""
-    return type(value) is int and 0 <= value < 2**53
-
-
-def _understood(claims: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a status that are of the type they ought to be, and no longer than they ought to be."""
-    found: dict[str, Any] = {}
-    for key in ("state", "version", "tokenizer"):
-        if isinstance(claims.get(key), str):
-            found[key] = claims[key][:LONGEST_TEXT]
-    found |= {key: claims[key] for key in ("rounds", "unrewarded") if is_count(claims.get(key))}
-    if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
-        found["reward"] = float(claims["reward"])
-    live, sources = claims.get("live"), claims.get("from")
-    if isinstance(live, list):
-        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and _NAME.fullmatch(name)]
-    if isinstance(sources, dict):
-        found["from"] = {
-            name: {k: v for k, v in totals.items() if is_count(v)}
-            for name, totals in list(sources.items())[:MOST_PEERS]
-            if isinstance(totals, dict) and _NAME.fullmatch(name)
-        }
-    return found

@@ -11,7 +11,7 @@ from typing import Any
 import zenoh
 
 from ftis.config import NetworkConfig, first_line
-from ftis.swarm.facts import ExchangeError, read_facts
+from ftis.swarm.facts import ExchangeError, read_status
 
 BLOCK = zenoh.CongestionControl.BLOCK
 """The default drops what does not fit a queue, which on a busy link is most of a large message."""
@@ -165,6 +165,6 @@ class Question:
 def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
     """The status of each reachable peer of any run, as it says itself."""
     replies = ask_everybody(session, "ftis/status/*/*", seconds=1.0)
-    found = [read_facts(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None]
+    found = [read_status(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None]
     statuses = [status for status in found if status is not None]
     return sorted(statuses, key=lambda status: (str(status.get("name")), str(status.get("peer"))))

@@ -14,7 +14,8 @@ from typing import Any
 
 from ftis.check.formatting import counted
 from ftis.run.outlook import in_time
-from ftis.swarm.onlooker import Happened, NetworkRun, Onlooker, PeerView, is_count
+from ftis.swarm.facts import is_count
+from ftis.swarm.onlooker import Happened, NetworkRun, Onlooker, PeerView
 from ftis.view.arm import LAST_EVENTS, EventLine, Events, Glance
 from ftis.view.sections import Cell, RowGroup, Table
 from ftis.view.sentences import (

@@ -24,7 +24,6 @@ from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
 from ftis.run.outlook import in_time
 from ftis.run.processes import runs_in_parallel
-from ftis.swarm.onlooker import is_count
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, by_budget, headlines
 from ftis.view.sections import Cell, RowGroup, Table, on_terminal
@@ -206,40 +205,33 @@ def shortened(text: str) -> str:
 
 
 def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-    """A table of the peers that answered, of any swarm: their round, the peers they see, and rollouts they took."""
+    """A table of the peers that answered, of any swarm: their round, the peers they see, and rollouts they took.
+
+    Args:
+        peers: of :func:`ftis.swarm.session.ask_status`.
+    """
     head = ["Run", "Peer", "Round", "Behind", "Doing", "Reward", "Sees", "Admitted", "Rejected", "Late", "MB in"]
     head.append("Quarantined")
     newest: dict[str, int] = {}
     for peer in peers:
-        newest[str(peer.get("run"))] = max(newest.get(str(peer.get("run")), 0), _count(peer.get("round")))
+        newest[peer.get("run", "")] = max(newest.get(peer.get("run", ""), 0), peer.get("round", 0))
     rows = []
     for peer in peers:
-        sources = peer.get("from")
-        of_others = sources.items() if isinstance(sources, dict) else ()
-        totals = {n: s for n, s in of_others if n != peer.get("peer") and isinstance(s, dict)}
-        sums = [sum(_count(s.get(k)) for s in totals.values()) for k in ("admitted", "rejected", "late", "bytes")]
-        live, reward, rounds = peer.get("live"), peer.get("reward"), _count(peer.get("rounds"))
+        run, round = peer.get("run", ""), peer.get("round", 0)
+        totals = {name: of for name, of in peer.get("from", {}).items() if name != peer.get("peer")}
+        sums = [sum(of.get(key, 0) for of in totals.values()) for key in ("admitted", "rejected", "late", "bytes")]
         rows.append(
             [
-                f"{_word(peer.get('name'), 32)} {_word(peer.get('run'), 6)}",
-                _word(peer.get("peer"), 64),
-                f"{_count(peer.get('round')) + 1}/{rounds}" if rounds else "–",
-                str(newest[str(peer.get("run"))] - _count(peer.get("round"))),
-                _word(peer.get("state"), 16),
-                number(reward) if isinstance(reward, float) else "",
-                ", ".join(_word(name, 64) for name in live[:100]) if isinstance(live, list) else "",
+                visible(f"{peer.get('name', '')[:32]} {run[:6]}"),
+                visible(peer.get("peer", "")),
+                f"{round + 1}/{peer['rounds']}" if peer.get("rounds") else "–",
+                str(newest[run] - round),
+                visible(peer.get("state", "")[:16]),
+                number(peer["reward"]) if "reward" in peer else "",
+                ", ".join(peer.get("live", ())),
                 *map(str, sums[:3]),
                 f"{sums[3] / 1e6:.2f}",
-                ", ".join(_word(name, 64) for name, s in [*totals.items()][:100] if s.get("quarantined")),
+                ", ".join(name for name, of in totals.items() if of.get("quarantined")),
             ]
         )
     return on_terminal(Table.of("" if peers else "no peer answered", head, rows))
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and is_count(value) else 0  # a value from the network may be anything
-
-
-def _word(text: object, longest: int) -> str:
-    """A word from the network without control characters."""
-    return "".join(c for c in str(text) if c.isprintable())[:longest]
