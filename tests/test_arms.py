@@ -24,6 +24,7 @@ from ftis.objectives import resolve
 from ftis.prompts import TaskError
 from ftis.recipe.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
 from ftis.recipe.parsing import load, parse, set_key, with_arm
+from ftis.records.lines import RecordsError
 from ftis.run import experiments, prepare
 from ftis.run.experiments import jobs_of
 from ftis.run.join import choose_arm
@@ -290,7 +291,7 @@ def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monke
     assert experiments.run_experiment(recipe, [4, 5], 1)
     assert json.loads((place / "experiment.json").read_text())["seeds"] == [0, 4, 5]
     (place / "experiment.json").write_text("{")
-    with pytest.raises(RunError, match=r"experiment\.json is damaged"):
+    with pytest.raises(RecordsError, match=r"experiment\.json is damaged"):
         experiments.run_experiment(recipe, [4], 1)
 
 

@@ -149,7 +149,7 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monke
         ("llama", {}),
         ("llama", {"train": "subset", "trainable_parameters": (r"mlp",)}),
         ("llama", {"train": "lora"}),
-        ("llama", {"train": "lora", "lora_target_modules": ("layers.0.self_attn.q_proj", "embed_tokens")}),
+        ("llama", {"train": "lora", "lora_target_modules": ("layers.0.self_attn.q_proj", "down_proj")}),
         ("gpt2", {"train": "lora", "lora_target_modules": ("c_attn",)}),  # of Conv1D, which has no in_features
     ],
 )

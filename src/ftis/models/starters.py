@@ -122,7 +122,18 @@ CODE = (
     *(f"engines/{name}.py" for name in ("devices", "optimizers", "hub", "texts", "models", "windows", "lines", "head")),
     *(
         f"engines/{name}.py"
-        for name in ("linear", "decoder", "rows", "slots", "stops", "samplers", "generate", "builtin")
+        for name in (
+            "linear",
+            "decoder",
+            "rows",
+            "slots",
+            "stops",
+            "samplers",
+            "generate",
+            "builtin",
+            "agreement",
+            "lengths",
+        )
     ),
 )
 """The code that computes a warm-up's steps and samples: a change of it can change the last bits."""

@@ -29,8 +29,9 @@ from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import with_arm
-from ftis.records.files import locked
+from ftis.records.files import locked, saved_steps
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, write_run
+from ftis.records.reading import PeerRun
 from ftis.tasks.problems import excerpt
 from ftis.version import VERSION, commit
 
@@ -146,7 +147,19 @@ def claim(
     _check_problems(directory, tasks)
     others = _note_continuation(directory, recipe, added) if trains or added else []
     changed = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
-    return f"goes on in {directory}{changed}"
+    lost = _lost_records(directory) if trains else []
+    holes = f"; metrics.jsonl lacks rounds that a checkpoint has: {', '.join(lost)}" if lost else ""
+    return f"goes on in {directory}{changed}{holes}"
+
+
+def _lost_records(directory: Path) -> list[str]:
+    """The peers whose records lack rounds before their newest checkpoint, as after a crash of the machine."""
+    found = []
+    for peer in sorted({path.parent for path in directory.glob("*/*/checkpoint-*")}):
+        recorded = {row.step for row in PeerRun.read(peer).rounds}
+        if missing := sorted(set(range(1, max(saved_steps(peer), default=0) + 1)) - recorded):
+            found.append(f"{peer.relative_to(directory)} {missing[0]} to {missing[-1]}")
+    return found
 
 
 def _problems(tasks: Iterable[Task]) -> list[str]:

@@ -56,8 +56,6 @@ def generation_of(trainer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def check_server(client: Any) -> None:
     """Refuse a vLLM server whose log-probabilities are not those of the distribution that it samples.
 
-    TRL itself asks the server only with its own correction, which a swarm leaves out.
-
     Raises:
         OptionError: the server's ``logprobs_mode`` is another one.
     """

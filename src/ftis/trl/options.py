@@ -44,7 +44,10 @@ HARMLESS = (
     "output_logits", "output_scores", "pad_token_id", "prefill_chunk_size", "return_dict_in_generate",
     "transformers_version", "use_cache", "_from_model_config",
 )  # fmt: skip
-"""Keys of a GenerationConfig that do not change the distribution sampled, whatever their value."""
+"""Keys of a GenerationConfig that do not change the distribution sampled; a cache only if it is not :data:`COARSE`."""
+
+COARSE = "quantized"
+"""A ``cache_implementation`` whose rounded keys and values sample from another distribution."""
 
 
 def check_options(args: Any, more: Mapping[str, Any], recipe: Recipe, objective: Objective, peer: str) -> None:
@@ -88,7 +91,7 @@ def check_generation(args: Any, effective: Mapping[str, Any], defaults: Mapping[
     faults = [
         f"  {name} = {value!r}"
         for name, value in effective.items()
-        if name not in HARMLESS and value is not None and value != wanted.get(name)
+        if (name not in HARMLESS or value == COARSE) and value is not None and value != wanted.get(name)
     ]
     if faults:
         raise OptionError(
