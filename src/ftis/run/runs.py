@@ -235,6 +235,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
                             offload.add(peer.name, trainer.peer.policy, keeps_base=frozen_base(peer) in shared)
                         heard = _heard(placed(say, peer=peer.name), offload, peer.name)
                         rounds[peer.name] = trainer.train(heard, stop.is_set)
+                        after_turn()  # it has drawn at load
                     in_turns(rounds, _late(members[0]), offload.take_turn, after_turn)
     finally:
         torch.set_num_threads(threads_before)
