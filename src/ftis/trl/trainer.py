@@ -120,10 +120,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 check_options(args, options, recipe, resolve(recipe.objective), swarm.peer)
             if args.max_steps == -1:
                 args.max_steps = recipe.training.rounds * steps_per_round(args)
-            task = task_of(train_dataset) if swarm.recipe is None else load_task(recipe.task)
+            if self._has_others or train_dataset is None:
+                task = task_of(train_dataset) if swarm.recipe is None else load_task(recipe.task)
             if train_dataset is None:
                 processing_class = processing_class or tokenizer_of(model, args)
-                train_dataset = dataset_of(task, recipe.prompt, processing_class)
+                train_dataset = dataset_of(cast(Task, task), recipe.prompt, processing_class)
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         if self._has_others:
             self._enter(cast(Recipe, recipe), cast(Task, task))
