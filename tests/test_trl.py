@@ -616,7 +616,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_its_own_recipe_alone_and_in_one_
     with pytest.raises(RunError, match="resume_from_checkpoint=True"):
         trainer_of(model, config(tmp_path)).train()
     other = trainer_of(model, config(tmp_path), scene_recipe(objective={"name": "TIS"}))
-    with pytest.raises(RunError, match="another recipe .*objective.name"):
+    with pytest.raises(RunError, match=r"another recipe .*objective\.name"):
         other.train(resume_from_checkpoint=True)
     before = (tmp_path / "ftis" / "metrics.jsonl").read_bytes()
     again = trainer_of(model, config(tmp_path))
