@@ -123,7 +123,7 @@ def test_peers_of_a_run_keep_their_base_at_one_address(
     assert runs.run(load(path), overwrite=True)
     assert weights["a"][False] == weights["b"][False] != set()
     assert not weights["a"][True] & weights["b"][True]
-    assert len(trimmed) == 4  # of each peer, when it waits and at its end
+    assert len(trimmed) == 6  # of each peer, when it is loaded, when it waits and at its end
 
 
 def peer(name: str, **keys: Any) -> PeerConfig:
