@@ -100,7 +100,7 @@ def test_a_peer_alone_can_have_as_many_seconds() -> None:
     for cost, keys, prompts in cases:
         recipe = parse(in_seconds(cost, **keys))
         assert [swarm.training.prompts_per_round for swarm in arms_of(recipe)[1].swarms] == [prompts] * 4
-    (pair,) = [m for m in matched(recipe, recipe.arms, ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
+    (pair,) = [m for m in matched(arms_of(recipe), ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
     assert "equal in seconds" in pair["equal"]
     assert "1 times" in pair["text"]
     assert "experiment.sampling_cost" in refusal(in_seconds(None))
@@ -112,7 +112,7 @@ def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_a
     recipe = parse(document(arms=arms, training__max_foreign_rollouts=12))
     alone = arms_of(recipe)[0]
     assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [6] * 4  # 12 own and 12 foreign, in 4s
-    (pair,) = matched(recipe, recipe.arms, ["alone"])
+    (pair,) = matched(arms_of(recipe), ["alone"])
     assert pair["equal"] == "equal in rollouts trained on"
 
 
@@ -124,9 +124,7 @@ def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> 
     ]
     recipe = parse(document(arms=arms, experiment__baselines=["alone-part", "filled-alone"]))
     found = {
-        (m["baseline"], name): m
-        for m in matched(recipe, recipe.arms, recipe.experiment.baselines)
-        for name in m["arms"]
+        (m["baseline"], name): m for m in matched(arms_of(recipe), recipe.experiment.baselines) for name in m["arms"]
     }
     own = recipe.prompts_per_peer * recipe.rollouts_per_group
     assert found["alone-part", "filled"]["equal"] == "equal in neither budget"
@@ -135,7 +133,7 @@ def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> 
     in_time = in_seconds(2.0)
     in_time["arms"][2] = in_time["arms"][2] | {"set": {"training.resample": "fill"}}
     timed = parse(in_time)
-    (pair,) = [m for m in matched(timed, timed.arms, ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
+    (pair,) = [m for m in matched(arms_of(timed), ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
     assert "equal in seconds" not in pair["equal"] + pair["text"]
 
 

@@ -274,11 +274,11 @@ def test_the_report_and_the_watched_page_show_the_same(tmp_path: Path) -> None:
     followed = ArmOfRun.followed(plan.run_of(1), arm, arm.peers)
     followed.refresh()
     watched, objective = ArmRounds.followed(followed), arm.recipe.objective
-    of_seed = ArmRounds.studied(replace(study, seeds=(1,)), arm.name)
+    of_seed = ArmRounds.studied(replace(study, seeds=(1,)), arm)
     assert honesty(watched) == honesty(of_seed)
     assert weighed(watched, objective) == weighed(of_seed, objective)
     assert taken(watched) == taken(of_seed)
-    table = honesty(ArmRounds.studied(study, arm.name))
+    table = honesty(ArmRounds.studied(study, arm))
     assert table is not None
     found = [f"small in round 1 of seed {seed}, after 1,250 tokens" for seed in (0, 1)]
     assert [row[5].text for row in table.groups[0].rows] == ["; ".join(found), "nobody"]
@@ -327,7 +327,8 @@ def test_whose_rollouts_a_peer_learned_from_is_told_in_numbers(tmp_path: Path) -
 def test_the_cap_is_the_recipe_s_or_one_that_a_weight_stopped_at(tmp_path: Path) -> None:
     scene = Scene(tmp_path, ood=False, seeds=(0,))
     scene.write()
-    rounds = ArmRounds.studied(read_study(tmp_path), "F-TIS")
+    study = read_study(tmp_path)
+    rounds = ArmRounds.studied(study, next(arm for arm in study.arms if arm.name == "F-TIS"))
     assert cap_of(rounds, ObjectiveConfig(importance_sampling_clip_max=3.5)) == 3.5
     assert cap_of(rounds, ObjectiveConfig()) == 2.0  # largest ratio 8, largest weight 2
     assert cap_of(ArmRounds("F-TIS", {}, {0: {}}), ObjectiveConfig()) is None

@@ -196,7 +196,7 @@ def test_more_memory_than_there_is_is_told(left: int, said: str, monkeypatch: py
         monkeypatch.setattr(estimate, "peak_memory", lambda *_: of)
         monkeypatch.setattr(estimate, "in_one_process", lambda found: sum(memory.peak for _, memory in found))
     recipe = load(ROOT / "recipes" / "demo_pair.toml", ["peers.*.device=cpu"])
-    (line,) = (line for line in estimate.estimate(recipe) if line.startswith("together"))
+    (line,) = (line for line in estimate.estimate(arms_of(recipe)) if line.startswith("together"))
     assert ("that this machine has left: " in line) == bool(said)
     assert said in line
     if left == 1500:
@@ -226,7 +226,7 @@ def test_more_memory_than_a_gpu_has_is_told(
     monkeypatch.setattr(estimate, "peak_memory", lambda *_: memory)
     keys = [f"peers.{i}.device={device}" for i, device in enumerate(devices)]
     recipe = load(ROOT / "recipes" / "demo_pair.toml", keys)
-    (line,) = (line for line in estimate.estimate(recipe) if line.startswith("together"))
+    (line,) = (line for line in estimate.estimate(arms_of(recipe)) if line.startswith("together"))
     assert said in line
     assert ("has left: " in line) == bool(said)
 

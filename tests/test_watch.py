@@ -160,9 +160,9 @@ def test_a_job_is_finished_once_it_was_evaluated_after_its_last_round(tmp_path: 
     followed = Directory(directory)
     (arm,) = (arm for arm in followed.plan.arms if arm.name == "F-TIS")
     path.write_bytes(b"".join(line for line in whole.splitlines(keepends=True) if json.loads(line)["step"] < last))
-    assert not followed.progress(4, arm, "small").finished
+    assert followed.peer(4, arm.name, "small").missing(arm.recipe.training.rounds)
     path.write_bytes(whole)
-    assert followed.progress(4, arm, "small").finished
+    assert followed.peer(4, arm.name, "small").missing(arm.recipe.training.rounds) is None
 
 
 def test_what_was_not_recorded_is_waited_for_and_what_is_damaged_left_out(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def preflight(
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, chosen[0].recipe, console)
-    for line in [*totals(loaded, chosen[0].name), *exchanges(chosen)]:
+    for line in [*totals(chosen), *exchanges(chosen)]:
         console.print(line)
     if soundings and all(one.signal for one in soundings):
         options = [*(["--arm", arm] if arm else []), *(part for given in set_ or [] for part in ("--set", given))]
@@ -271,8 +271,8 @@ def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool 
     display = Display(console)
     with display.live():
         checked = check(arms)
-        display(Planned(tuple(plan(arms, *checked, arms_of(loaded)))))
-        finished = run(loaded, resume=resume, overwrite=overwrite, only=only, say=display, checked=checked)
+        display(Planned(tuple(plan(checked, arms_of(loaded)))))
+        finished = run(loaded, resume=resume, overwrite=overwrite, say=display, checked=checked)
     if not finished:
         console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {directory}")
         raise typer.Exit(130)
@@ -369,12 +369,12 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
     from ftis.run.prepare import check, exchanges
 
     arms = arms_of(recipe, only)
-    tasks, of_prompts = check(arms)
+    checked = check(arms)
     exchanged = exchanges(arms)
     if resolved:
         console.print_json(recipe.model_dump_json())
     after = "next: ftis preflight predicts whether it would learn, and how long a round takes"
-    for line in [*plan(arms, tasks, of_prompts, arms_of(recipe)), *estimate(recipe, only), *exchanged, after]:
+    for line in [*plan(checked, arms_of(recipe)), *estimate(arms), *exchanged, after]:
         console.print(line)
 
 

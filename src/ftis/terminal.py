@@ -73,15 +73,18 @@ def check_resume(resume: str | None, overwrite: bool) -> None:
 def conclude(directory: Path) -> None:
     """Print a run's results and directory. Exit code 3 if a peer of a collaborative arm used no foreign rollout."""
     from ftis.comparison import results, summary
+    from ftis.records.reading import read_study
     from ftis.view import tables
     from ftis.view.comparison import headlines
     from ftis.view.figures import write_learning_curves
 
-    found = summary.summarise(directory)
+    study = read_study(directory)
+    (run,) = study.runs.values()
+    found = summary.summarise_run(run)
     console.print(tables.closing_table(found))
     for warning in summary.warnings(found):
         console.print(f"note: {warning}")
-    compared = results.compare(directory)
+    compared = results.compare_study(study)
     write_learning_curves(directory, compared)
     for line in [*headlines(compared), tables.whereabouts(directory, found)]:
         console.print(line)

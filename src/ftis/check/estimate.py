@@ -42,21 +42,14 @@ CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, Attribute
 """Errors of loading a configuration or a tokenizer of a model that is absent or broken."""
 
 
-def estimate(recipe: Recipe, only: tuple[str, ...] = ()) -> list[str]:
-    """Lines to print: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
+def estimate(arms: Sequence[Arm]) -> list[str]:
+    """Lines about these arms: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
 
     Memory is an upper bound: that of a round in which every completion has the maximum length and every group carries
     signal, in the arm that takes most. The likely value stands beside it, by assumptions that the line names. Bytes are
     an upper bound too.
-
-    Args:
-        only: the arms that are to be run; by default all.
-
-    Raises:
-        RunError: ``only`` names an arm that the recipe does not have.
     """
     lines: list[str] = []
-    arms = arms_of(recipe, only)
     largest = _largest(arms, lines)
     lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
     if largest:
@@ -86,9 +79,9 @@ def _offered(swarm: Recipe) -> int:
     return largest_message(tokens, rollouts, prompts, longest, swarm.exchange == "text")
 
 
-def totals(recipe: Recipe, arm: str) -> list[str]:
-    """The line of :func:`estimate` about memory and disk of an arm's peers together, and lines about what it lacks."""
-    arms, lines = arms_of(recipe, (arm,)), list[str]()
+def totals(arms: Sequence[Arm]) -> list[str]:
+    """The line of :func:`estimate` about memory and disk of the peers together, and lines about what it lacks."""
+    lines: list[str] = []
     largest = _largest(arms, lines)
     return [*dict.fromkeys(lines), *([_together(arms, largest)] if largest else [])]
 

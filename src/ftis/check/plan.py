@@ -14,6 +14,7 @@ from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.rewards.scoring import load_scorer
 from ftis.run.experiments import SwarmJob
 from ftis.run.outlook import in_time
+from ftis.run.prepare import Checked
 from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
 
 FEW_PROBLEMS = 50
@@ -38,13 +39,13 @@ LEARNED_AT = (
 )
 
 
-def plan(arms: Sequence[Arm], tasks: Sequence[Task], of_prompts: Sequence[str], every: Sequence[Arm]) -> list[str]:
+def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     """The lines before a run of these arms.
 
     Args:
-        tasks: the task that is trained on, and those out of distribution.
         every: all arms of the recipe. Another one may use settings that these do not.
     """
+    arms, tasks, of_prompts = checked
     lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
     lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:

@@ -94,7 +94,7 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
         FtisError: the recipe cannot run, or a peer's process failed.
     """
     chosen = arms_of(recipe, (arm,) if arm else ())[0]
-    _, of_prompts = check([chosen])
+    _, _, of_prompts = check([chosen])
     if of_prompts:
         say(Planned(tuple(of_prompts)))
     stop = stop or threading.Event()

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftis.config import ArmConfig, Recipe
-from ftis.recipe.arms import arm_of, prompts_worth, rollouts_per_round
-from ftis.recipe.parsing import with_arm
+from ftis.recipe.arms import Arm, prompts_worth, rollouts_per_round
 from ftis.records.reading import PeerRun, Study
 
 
@@ -32,23 +30,22 @@ class RoundBudget:
     reserve: int = 0
 
 
-def round_budget(recipe: Recipe, arm: ArmConfig) -> RoundBudget:
-    """The plan of one arm of ``recipe``."""
-    swarm = arm_of(recipe, arm).swarms[0]
+def round_budget(arm: Arm) -> RoundBudget:
+    """The plan of one arm."""
+    swarm, cost = arm.swarms[0], arm.recipe.experiment.sampling_cost
     generated, trained = rollouts_per_round(swarm)
-    cost = recipe.experiment.sampling_cost
-    worth = None if cost is None else prompts_worth(recipe, generated, trained)
+    worth = None if cost is None else prompts_worth(arm.recipe, generated, trained)
     reserve = swarm.reserve_per_peer * swarm.rollouts_per_group
     return RoundBudget(trained, generated, swarm.training.rounds, worth, cost, reserve)
 
 
-def matched(recipe: Recipe, arms: Sequence[ArmConfig], baselines: Sequence[str]) -> list[dict[str, Any]]:
+def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any]]:
     """Compare the plans of arms with those of each baseline.
 
     An entry is about arms with one plan: ``baseline``, ``arms``, the ``equal`` budget in a few words, and a sentence
     (``text``).
     """
-    plans = {arm.name: round_budget(recipe, arm) for arm in arms}
+    plans = {arm.name: round_budget(arm) for arm in arms}
     names_of: dict[RoundBudget, list[str]] = {}
     for name, of_arm in plans.items():
         if name not in baselines:
@@ -126,9 +123,9 @@ def _times(a: int, b: int) -> str:
     return words.get(a / b, f"{a / b:.3g} times as many")
 
 
-def spent(study: Study, arm: ArmConfig, peer: str) -> dict[str, Any]:
+def spent(study: Study, arm: Arm, peer: str) -> dict[str, Any]:
     """Totals that one peer spent in one arm, means over seeds; None for what was not recorded."""
-    return mean_spent([_spent(study, arm, study.peer(seed, arm.name, peer)) for seed in study.seeds])
+    return mean_spent([_spent(arm, study.peer(seed, arm.name, peer)) for seed in study.seeds])
 
 
 def mean_spent(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
@@ -140,8 +137,8 @@ def mean_spent(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
     return means
 
 
-def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | None]:
-    planned, own = round_budget(study.recipe, arm), peer.own_seconds
+def _spent(arm: Arm, peer: PeerRun) -> dict[str, float | None]:
+    planned, own = round_budget(arm), peer.own_seconds
     totals: dict[str, float | None] = {
         "rounds": len(peer.rounds),
         "optimizer_steps": peer.total("optimizer_steps"),
@@ -160,8 +157,8 @@ def _spent(study: Study, arm: ArmConfig, peer: PeerRun) -> dict[str, float | Non
     }
     if planned.reserve:
         groups = sum(row.measures["resample/groups"] for row in peer.rounds)
-        totals["rollouts_generated"] = groups * with_arm(study.recipe, arm).sampling.num_generations
-    if arm.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' rollouts may not have come
+        totals["rollouts_generated"] = groups * arm.recipe.sampling.num_generations
+    if arm.config.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' may not have come
         for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):
             totals[key] = float(sum(m.get(measure, 0) for row in peer.rounds for m in row.by_peer.values()))
     recorded = peer.rollouts_kept_and_tokens()

@@ -16,8 +16,7 @@ from typing import Any
 from ftis.comparison import stats
 from ftis.comparison.budgets import matched, spent
 from ftis.comparison.summary import PASS_AT_1, accuracy_is, summary_of, warnings
-from ftis.config import ArmConfig, Recipe
-from ftis.recipe.parsing import with_arm
+from ftis.recipe.arms import Arm
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, Study, final_accuracy, read_study
 
@@ -79,7 +78,7 @@ def compare_study(study: Study) -> dict[str, Any]:
 def compared(study: Study) -> dict[str, Any]:
     """The same, written nowhere."""
     recipe, baselines = study.recipe, study.baselines
-    equal = matched(recipe, study.arms, baselines)
+    equal = matched(study.arms, baselines)
     notes = [
         f"seed {seed}: {note}" if len(study.runs) > 1 else note
         for seed in study.seeds
@@ -94,7 +93,7 @@ def compared(study: Study) -> dict[str, Any]:
             "by reward.function, reward.format_weight or reward.partial_credit a reward may be other than 0 and 1: "
             "accuracies are the mean reward of greedy completions"
         )
-    notes += _other_measures(recipe, study.arms)
+    notes += _other_measures(study.arms)
     comparisons, together = _comparisons(study, equal)
     results: dict[str, Any] = {
         "name": recipe.name,
@@ -128,13 +127,13 @@ def compared(study: Study) -> dict[str, Any]:
     return dict(without_nan(results))
 
 
-def _other_measures(recipe: Recipe, arms: Sequence[ArmConfig]) -> list[str]:
+def _other_measures(arms: Sequence[Arm]) -> list[str]:
     """A note for each section with a key of :data:`MEASURED_BY` that arms set: their accuracies differ in kind."""
     notes = []
     for key, measured in MEASURED_BY.items():
         by_value: dict[str, list[str]] = {}
         for arm in arms:
-            by_value.setdefault(with_arm(recipe, arm).model_dump_json(include={key: measured}), []).append(arm.name)
+            by_value.setdefault(arm.recipe.model_dump_json(include={key: measured}), []).append(arm.name)
         if len(by_value) > 1:
             alike = " | ".join(", ".join(names) for names in by_value.values())
             notes.append(f"arms differ in [{key}] ({alike}): an accuracy in one group is not what it is in another")
@@ -147,9 +146,8 @@ def _unequal_starts(study: Study, seed: int) -> list[str]:
     for peer in study.peer_names:
         starts: dict[tuple[str, str], dict[str, float]] = {}
         for arm in study.arms:
-            of_arm = with_arm(study.recipe, arm)
             untrained = study.peer(seed, arm.name, peer).on(VALIDATION)[0]
-            measured = of_arm.peer(peer).model, of_arm.model_dump_json(include=MEASURED_BY)
+            measured = arm.recipe.peer(peer).model, arm.recipe.model_dump_json(include=MEASURED_BY)
             starts.setdefault(measured, {})[arm.name] = untrained.accuracy
         for (model, _), by_arm in starts.items():
             if max(by_arm.values()) - min(by_arm.values()) > SAME_START:

@@ -24,8 +24,13 @@ def summarise(run: str | Path) -> dict[str, Any]:
     Raises:
         RecordsError: no run is there.
     """
-    summary = summary_of(read_run(Path(run)))
-    write_json(Path(run) / "summary.json", summary)
+    return summarise_run(read_run(Path(run)))
+
+
+def summarise_run(run: Run) -> dict[str, Any]:
+    """The same, of a run that was read."""
+    summary = summary_of(run)
+    write_json(run.directory / "summary.json", summary)
     return summary
 
 
@@ -101,7 +106,7 @@ def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, flo
 
 
 def _of_peer(peer: PeerRun) -> dict[str, Any]:
-    last: Mapping[str, Any] = peer.rounds[-1].measures if peer.rounds else {}
+    last = peer.last
     without = [row.measures for row in peer.rounds if row.measures.get("without_foreign")]
     return {
         **_accuracies(peer.on(VALIDATION)),

@@ -23,10 +23,14 @@ class Arm:
         first: of a part of an arm: the index of its first peer among the arm's.
     """
 
-    name: str
+    config: ArmConfig
     recipe: Recipe
     swarms: tuple[Recipe, ...]
     first: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.config.name
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -102,12 +106,12 @@ def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
     """One arm of the recipe."""
     resolved = with_arm(recipe, config)
     if config.collaborate:
-        return Arm(config.name, resolved, swarms_of(resolved))
+        return Arm(config, resolved, swarms_of(resolved))
     prompts = _prompts_alone(resolved, config.budget)
     update = {"prompts_per_round": prompts, "prompts_per_peer": None, "max_foreign_rollouts": 0}
     training = resolved.training.model_copy(update=update)
     alone = resolved.model_copy(update={"training": training})
-    return Arm(config.name, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
+    return Arm(config, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
 
 
 def swarms_of(recipe: Recipe) -> tuple[Recipe, ...]:

@@ -5,40 +5,11 @@ Each look takes the records as they are, even if the run was killed, resumed, cu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from ftis.recipe.arms import Arm
 from ftis.records.plan import EXPERIMENT, RECIPE, read_plan
-from ftis.records.reading import VALIDATION, PeerRun
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of one peer of an arm.
-
-    Attributes:
-        accuracy: accuracy on validation at the last evaluation; None without one.
-        evaluated: rounds that were finished at that evaluation.
-        step_time: seconds of its last round.
-        changed: the time of its last record, in seconds since the epoch; 0 without records.
-    """
-
-    step: int = 0
-    rounds: int = 0
-    accuracy: float | None = None
-    evaluated: int = 0
-    reward: float | None = None
-    step_time: float = 0.0
-    changed: float = 0.0
-
-    @property
-    def started(self) -> bool:
-        return self.changed > 0
-
-    @property
-    def finished(self) -> bool:
-        return min(self.step, self.evaluated) >= self.rounds  # the last evaluation comes after the last round
+from ftis.records.reading import PeerRun
 
 
 class Directory:
@@ -60,22 +31,12 @@ class Directory:
             self.plan = read_plan(self.path)
             self._found = found
 
-    def progress(self, seed: int, arm: Arm, peer: str) -> Progress:
-        """A peer's progress by its last records."""
-        place = self.plan.run_of(seed) / arm.name / peer
+    def peer(self, seed: int, arm: str, peer: str) -> PeerRun:
+        """The first and the last records of a peer now."""
+        place = self.plan.run_of(seed) / arm / peer
         records = self._peers.setdefault(place, PeerRun(place, 2))
         records.refresh()
-        measures = records.rounds[-1].measures if records.rounds else {}
-        evaluations = records.on(VALIDATION)
-        return Progress(
-            step=records.step,
-            rounds=arm.recipe.training.rounds,
-            accuracy=evaluations[-1].accuracy if evaluations else None,
-            evaluated=evaluations[-1].step if evaluations else 0,
-            reward=measures.get("reward"),
-            step_time=measures.get("step_time", 0.0),
-            changed=records.changed,
-        )
+        return records
 
     def busiest(self) -> tuple[int, Arm]:
         """The seed and arm that recorded something last; the first ones while nothing was recorded."""

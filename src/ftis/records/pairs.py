@@ -57,11 +57,11 @@ class ArmRounds:
     runs: Mapping[int, Mapping[str, Sequence[RoundRow]]]
 
     @staticmethod
-    def studied(study: Study, name: str) -> ArmRounds:
+    def studied(study: Study, arm: Arm) -> ArmRounds:
         """Every round of an arm, for the seeds that the report shows."""
-        arms = {seed: study.arm_of(seed, name) for seed in study.seeds_shown}
-        runs = {seed: {peer: of.rounds for peer, of in arm.peers.items()} for seed, arm in arms.items()}
-        return ArmRounds(name, _sources(next(iter(arms.values())).arm, study.peer_names), runs)
+        names = study.peer_names
+        runs = {seed: {name: study.peer(seed, arm.name, name).rounds for name in names} for seed in study.seeds_shown}
+        return ArmRounds(arm.name, _sources(arm, names), runs)
 
     @staticmethod
     def followed(arm: ArmOfRun) -> ArmRounds:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from ftis.config import ArmConfig, Recipe
+from ftis.config import Recipe
 from ftis.metric_keys import by_peer
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.files import checkpoint_path, saved_steps
@@ -209,6 +209,11 @@ class PeerRun:
     def step(self) -> int:
         """The number of its last round. It can exceed the number of lines, if the peer joined late or was away."""
         return self.rounds[-1].step if self.rounds else 0
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The measures of its last round; {} without one."""
+        return self.rounds[-1].measures if self.rounds else {}
 
     def standing_for(self) -> Iterator[tuple[RoundRow, int]]:
         """Each known round, and the number of rounds it stands for: itself and the left-out ones before it."""
@@ -401,7 +406,7 @@ class Study:
     directory: Path
     recipe: Recipe
     runs: dict[int, Run]
-    arms: tuple[ArmConfig, ...]
+    arms: tuple[Arm, ...]
     not_run: tuple[str, ...]
     seeds: tuple[int, ...]
     left_out: dict[int, str]
@@ -461,21 +466,16 @@ def read_study(directory: Path) -> Study:
     started = {arm for run in runs.values() for (arm, _), peer in run.peers.items() if peer.evaluations}
     if not started:
         raise RecordsError(f"{directory}: nothing was recorded yet; report again after the first evaluation")
-    arms = tuple(arm for arm in arm_configs(recipe) if arm.name in started)
+    arms = tuple(arm for arm in plan.arms if arm.name in started)
     every = [peer.name for peer in recipe.peers]
     names = plan.here(every)
-    rounds = {arm.name: arm.recipe.training.rounds for arm in plan.arms}
-    left_out = {
-        seed: why
-        for seed, run in runs.items()
-        if (why := _unfinished(run, {arm.name: rounds[arm.name] for arm in arms}, names)) is not None
-    }
+    left_out = {seed: why for seed, run in runs.items() if (why := _unfinished(run, arms, names)) is not None}
     return Study(
         directory=directory,
         recipe=recipe,
         runs=runs,
         arms=arms,
-        not_run=tuple(arm.name for arm in arm_configs(recipe) if arm.name not in started),
+        not_run=tuple(arm.name for arm in plan.arms if arm.name not in started),
         seeds=tuple(seed for seed in runs if seed not in left_out),
         left_out=left_out,
         peer_names=names,
@@ -494,10 +494,10 @@ def _run(directory: Path, recipe: Recipe) -> Run:
     return Run(directory, recipe, peers)
 
 
-def _unfinished(run: Run, rounds: Mapping[str, int], peers: Sequence[str]) -> str | None:
+def _unfinished(run: Run, arms: Sequence[Arm], peers: Sequence[str]) -> str | None:
     """A text that names the first incomplete peer of a run and its missing records; None if all are complete."""
-    for arm, of_arm in rounds.items():
+    for arm in arms:
         for peer in peers:
-            if missing := run.peers[arm, peer].missing(of_arm):
-                return f"{arm}, {peer}: {missing}"
+            if missing := run.peers[arm.name, peer].missing(arm.recipe.training.rounds):
+                return f"{arm.name}, {peer}: {missing}"
     return None

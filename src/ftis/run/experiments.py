@@ -69,9 +69,8 @@ def run_experiment(
     """
     directory = experiment_directory(recipe)
     stop = threading.Event()
-    arms = arms_of(recipe)
     check_baselines(recipe)
-    tasks = (checked or check(arms)).tasks
+    arms, tasks, _ = checked or check(arms_of(recipe))
     every = {*_seeds_before(directory), *seeds}  # earlier seeds are of this recipe too
     for seeded in _runs(recipe, sorted(every)):
         claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)

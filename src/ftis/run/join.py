@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import Recipe, RecipeError
+from ftis.config import ArmConfig, Recipe, RecipeError
 from ftis.engines.machine import cores
 from ftis.member import Member
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
@@ -80,7 +81,7 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
 
 def own_part(arm: str, swarm: Recipe, peer: str) -> Arm:
     """An arm of this peer alone in its swarm, since nobody needs the others' models."""
-    return Arm(arm, swarm.of_swarm({peer}), (swarm,))
+    return Arm(ArmConfig(name=arm), swarm.of_swarm({peer}), (swarm,))
 
 
 def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
@@ -161,7 +162,7 @@ def join(
         say(Planned((goes_on,)))
     with locked(directory / arm_name / ".lock", 0):
         try:
-            _, models = prepare([Arm(arm_name, own.recipe, (own.recipe,))], say, stop)
+            _, models = prepare([replace(own, swarms=(own.recipe,))], say, stop)
         except Stopped:
             return False
         model = models.get(config.model, config.model)

@@ -37,8 +37,9 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainab
 
 
 class Checked(NamedTuple):
-    """The result of :func:`check`: the first arm's task with those out of distribution, and remarks on the prompts."""
+    """The arms that can run, the first one's task with those out of distribution, and remarks on the prompts."""
 
+    arms: list[Arm]
     tasks: list[Task]
     remarks: list[str]
 
@@ -75,7 +76,7 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
                     f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
                     f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
                 ) from None
-    return Checked(of_arms[0], look_at_prompts(arms, of_arms) if prompts else [])
+    return Checked(arms, of_arms[0], look_at_prompts(arms, of_arms) if prompts else [])
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:

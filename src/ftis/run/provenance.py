@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 
-from ftis.config import PeerConfig, Recipe
+from ftis.config import Recipe
 from ftis.engines.machine import cores
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError, arms_of
-from ftis.recipe.parsing import with_arm
 from ftis.records.files import locked, saved_steps
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, write_run
 from ftis.records.reading import PeerRun
@@ -51,16 +50,18 @@ FREE_OF_PEERS = ("cuda_graphs",)
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
     """The provenance of a run that starts now."""
-    packages = ["torch", "transformers", "peft", "numpy"]
-    if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in _peers(recipe)):
+    arms, packages = arms_of(recipe), ["torch", "transformers", "peft", "numpy"]
+    peers = [*recipe.peers, *(peer for arm in arms for peer in arm.recipe.peers)]
+    made = sorted({peer.model for peer in peers if starters.is_starter(peer.model)})
+    if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in peers):
         packages.append("bitsandbytes")
     return {
         "started": _now(),
         "seed": recipe.seed,
         "commit": commit(),
-        "starters": _starter_names(recipe),
-        "objectives": {arm.name: _numbers(arm.recipe) for arm in arms_of(recipe)},
-        "modules": _own_modules(recipe),
+        "starters": {model: starters.path_of(model).name for model in made},
+        "objectives": {arm.name: _numbers(arm.recipe) for arm in arms},
+        "modules": _own_modules([recipe, *(arm.recipe for arm in arms)]),
         "versions": {
             "python": platform.python_version(),
             "ftis": VERSION,
@@ -83,10 +84,10 @@ def _numbers(recipe: Recipe) -> dict[str, Any]:
     return {"name": recipe.objective.name, **kept}
 
 
-def _own_modules(recipe: Recipe) -> dict[str, str]:
-    """The sha256 of each module outside ftis that the recipe names by dotted path, as it is now."""
+def _own_modules(recipes: Sequence[Recipe]) -> dict[str, str]:
+    """The sha256 of each module outside ftis that the recipes name by dotted path, as it is now."""
     named: set[str] = set()
-    for r in (recipe, *(arm.recipe for arm in arms_of(recipe))):
+    for r in recipes:
         named |= {r.objective.name, r.reward.function, r.sampling.sampler, *r.report_to}
         for task in (r.task, *r.ood):
             named |= {task.name, *([str(task.options.get("name"))] if task.name == "held_out" else [])}
@@ -137,15 +138,15 @@ def claim(
             f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
             f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
         )
-    added = require_same_recipe(directory, recipe)
-    if made := made_otherwise(directory, _starter_names(recipe)):
+    added, now = require_same_recipe(directory, recipe), provenance(recipe)
+    if made := made_otherwise(directory, now["starters"]):
         raise RunError(
             f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
             f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
             f"{PROVENANCE}"
         )
     _check_problems(directory, tasks)
-    others = _note_continuation(directory, recipe, added) if trains or added else []
+    others = _note_continuation(directory, recipe, now, added) if trains or added else []
     changed = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
     lost = _lost_records(directory) if trains else []
     holes = f"; metrics.jsonl lacks rounds that a checkpoint has: {', '.join(lost)}" if lost else ""
@@ -199,13 +200,12 @@ def delete_run(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _note_continuation(directory: Path, recipe: Recipe, added: Sequence[str]) -> list[str]:
+def _note_continuation(directory: Path, recipe: Recipe, now: Mapping[str, Any], added: Sequence[str]) -> list[str]:
     """Add an entry to the run's ``continued`` if it goes on with more arms, with other code or on another machine.
 
     Returns:
         the parts that differ from the last time.
     """
-    now = provenance(recipe)
     with locked(directory / ".lock", LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
         seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
@@ -289,14 +289,3 @@ def _values(table: Any, place: str = "") -> dict[str, Any]:
     if not isinstance(table, dict):
         return {place: table}
     return {key: v for name, row in table.items() for key, v in _values(row, f"{place}.{name}".lstrip(".")).items()}
-
-
-def _peers(recipe: Recipe) -> list[PeerConfig]:
-    """The peers, as the recipe has them and as its arms do."""
-    return [*recipe.peers, *(peer for arm in recipe.arms for peer in with_arm(recipe, arm).peers)]
-
-
-def _starter_names(recipe: Recipe) -> dict[str, str]:
-    """The digest-carrying directory name of each starter in the recipe: other contents have another name."""
-    named = sorted({peer.model for peer in _peers(recipe) if starters.is_starter(peer.model)})
-    return {model: starters.path_of(model).name for model in named}

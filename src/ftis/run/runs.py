@@ -88,7 +88,7 @@ def run(
     """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
 
     Args:
-        checked: of :func:`ftis.run.prepare.check`, if the caller has called it.
+        checked: of :func:`ftis.run.prepare.check`, if the caller has called it; its arms are run.
         peer: run only the swarm that this peer is in. Swarms of one arm can be run side by side.
         overwrite: delete an earlier run in the same directory, once this one has been found to be sound.
         stop: set by somebody else to end the run after the rounds its peers are in; Ctrl-C sets it too.
@@ -101,10 +101,10 @@ def run(
         raise RunError("resume=True, overwrite=True: one goes on with an earlier run, the other deletes it; choose one")
     directory = run_directory(recipe)
     stop = stop or threading.Event()
-    arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
-    if peer:
-        arms = [arm.part_of(peer) for arm in arms]
-    tasks = (checked or check(arms, prompts=not peer)).tasks
+    if checked is None:
+        arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
+        checked = check([arm.part_of(peer) for arm in arms] if peer else arms, prompts=not peer)
+    arms, tasks, _ = checked
     try:
         if overwrite:
             delete_run(directory)

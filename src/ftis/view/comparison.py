@@ -416,7 +416,7 @@ def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) 
     if len(peers) > MOST_UNFOLDED:
         of_mean: dict[str | None, Any] = {None: {arm: mean_spent(list(budget[arm].values())) for arm in arms}}
         means = _spent_tables(f"means over seeds and {len(peers)} peers", of_mean, styles)
-    together = any(arm.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
+    together = any(arm.config.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
     return Cost([matched["text"] for matched in results["matched"]], together, means, rollouts, seconds)
 
 

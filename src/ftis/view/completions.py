@@ -13,7 +13,6 @@ import numpy as np
 
 from ftis.check.formatting import counted, true_minus
 from ftis.config import cut
-from ftis.recipe.parsing import with_arm
 from ftis.records.lines import RecordsError
 from ftis.records.pairs import ArmRounds
 from ftis.records.reading import ArmOfRun, PeerRun, Study
@@ -135,12 +134,12 @@ def completions(study: Study) -> Completions | None:
     """Samples of every arm, from the last rounds of the first seed that is shown; None if none were recorded."""
     seed = study.seeds_shown[0]
     shown, caps = [], set[float | None]()
-    for config in study.arms:
-        arm = study.arm_of(seed, config.name)
-        cap = cap_of(ArmRounds.followed(arm), with_arm(study.recipe, config).objective)
+    for name in (arm.name for arm in study.arms):
+        arm = study.arm_of(seed, name)
+        cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective)
         caps.add(cap)
         read = [(peer, map(peer.rollouts, peer.recorded[::-1][:LOOK_BACK])) for peer in arm.peers.values()]
-        shown.append(_of_arm(config.name, read, cap, most_listed=0))
+        shown.append(_of_arm(name, read, cap, most_listed=0))
     return _section(seed, caps.pop() if len(caps) == 1 else None, shown)
 
 

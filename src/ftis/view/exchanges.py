@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from ftis.comparison.budgets import round_budget
-from ftis.config import ArmConfig, ObjectiveConfig
+from ftis.config import ObjectiveConfig
 from ftis.metric_keys import peer_key
-from ftis.recipe.parsing import with_arm
+from ftis.recipe.arms import Arm
 from ftis.records.pairs import MOST_FIGURES, ArmRounds, PairMeasures
 from ftis.records.reading import RoundRow, Study
 from ftis.records.standing import source_of
@@ -127,18 +127,18 @@ class ArmExchange:
 
 def exchanges(study: Study) -> list[ArmExchange] | None:
     """The exchange in each arm whose peers learn together; None if there is no such arm."""
-    together = [arm for arm in study.arms if arm.collaborate and len(study.recipe.peers) > 1]
+    together = [arm for arm in study.arms if arm.config.collaborate and len(study.recipe.peers) > 1]
     return [_arm_exchange(study, arm) for arm in together] or None
 
 
-def _arm_exchange(study: Study, config: ArmConfig) -> ArmExchange:
-    rounds, expected = ArmRounds.studied(study, config.name), round_budget(study.recipe, config).generated
+def _arm_exchange(study: Study, arm: Arm) -> ArmExchange:
+    rounds, expected = ArmRounds.studied(study, arm), round_budget(arm).generated
     heard = rounds.grouped()
     marks = taken(rounds) if len(rounds.runs) == 1 else None
     many = len(rounds.sources) > MOST_FIGURES
     together = f"{len(rounds.pairs)} pairs" if many else "each learner with all its sources"
     return ArmExchange(
-        name=config.name,
+        name=arm.name,
         together="" if len(heard) == len(rounds.pairs) else together,
         expected=expected,
         participation=PanelRow.of([figures.participation(of, expected) for of in heard], len(rounds.sources)),
@@ -146,7 +146,7 @@ def _arm_exchange(study: Study, config: ArmConfig) -> ArmExchange:
         learned=_learned(rounds),
         refusals=_refusals(rounds),
         honesty=honesty(rounds),
-        weighed=weighed(rounds, with_arm(study.recipe, config).objective),
+        weighed=weighed(rounds, arm.recipe.objective),
         sampler_gap=_sampler_gap(rounds),
     )
 

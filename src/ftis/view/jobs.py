@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Protocol
 
 from ftis.check.formatting import counted
 from ftis.recipe.arms import Arm
-from ftis.records.following import Directory, Progress
+from ftis.records.plan import Plan
+from ftis.records.reading import VALIDATION, PeerRun
 from ftis.run.outlook import in_time
 from ftis.view.sentences import share
+
+
+class Records(Protocol):
+    """The records of every arm under every seed."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def peer(self, seed: int, arm: str, peer: str) -> PeerRun: ...
+
 
 RECENT = 60.0
 """Seconds without a record after which a job counts as silent, unless three of its rounds take longer."""
@@ -49,61 +61,64 @@ class Jobs:
     arms: Sequence[ArmJobs]
 
 
-def jobs(directory: Directory, now: float) -> Jobs:
+def jobs(records: Records, now: float) -> Jobs:
     """The grid of every arm under every seed.
 
     Args:
+        records: a directory that is followed, or a study.
         now: seconds since the epoch; math.inf if nobody writes the records any more, so that no job is at work.
     """
     swarms = [
-        (seed, arm, [directory.progress(seed, arm, peer.name) for peer in swarm.peers])
-        for arm in directory.plan.arms
-        for seed in directory.plan.seeds
+        (seed, arm, [records.peer(seed, arm.name, peer.name) for peer in swarm.peers])
+        for arm in records.plan.arms
+        for seed in records.plan.seeds
         for swarm in arm.swarms
     ]
-    by_job: dict[tuple[int, str], list[Progress]] = {}
+    by_job: dict[tuple[int, str], list[PeerRun]] = {}
     for seed, arm, peers in swarms:
         by_job.setdefault((seed, arm.name), []).extend(peers)
     rows = [
-        ArmJobs(arm.name, [_job(seed, arm.name, by_job[seed, arm.name], now) for seed in directory.plan.seeds])
-        for arm in directory.plan.arms
+        ArmJobs(arm.name, [_job(seed, arm, by_job[seed, arm.name], now) for seed in records.plan.seeds])
+        for arm in records.plan.arms
     ]
     # The sentence counts swarms as jobs, as the terminal does; a cell of the grid has all swarms of its arm.
-    states = [_job(seed, arm.name, peers, now).state for seed, arm, peers in swarms]
+    states = [_job(seed, arm, peers, now).state for seed, arm, peers in swarms]
     done, at_work, total = states.count("done"), states.count("working"), len(states)
     sentence = f"{done} of {counted(total, 'job')} finished"
     left = None if done == total else seconds_left(swarms, now)
     if done < total:
         sentence += f", {at_work} at work" + (f", about {in_time(left)} left" if left is not None else "")
-    return Jobs(sentence, directory.plan.seeds, rows)
+    return Jobs(sentence, records.plan.seeds, rows)
 
 
-def _job(seed: int, arm: str, peers: Sequence[Progress], now: float) -> GridCell:
-    step, rounds = sum(p.step for p in peers), sum(p.rounds for p in peers)
-    accuracies = [p.accuracy for p in peers if p.accuracy is not None]
+def _job(seed: int, arm: Arm, peers: Sequence[PeerRun], now: float) -> GridCell:
+    of_each = arm.recipe.training.rounds
+    step, rounds = sum(p.step for p in peers), of_each * len(peers)
+    accuracies = [p.on(VALIDATION)[-1].accuracy for p in peers if p.on(VALIDATION)]
     accuracy = f"{fmean(accuracies):.3f}" if len(accuracies) == len(peers) else ""
-    if all(p.finished for p in peers):
+    if all(p.missing(of_each) is None for p in peers):
         state, text, words = (
             "done",
             accuracy or "done",
             "finished" + (f", mean accuracy {accuracy}" if accuracy else ""),
         )
-    elif not any(p.started for p in peers):
+    elif not any(p.changed for p in peers):
         state, text, words = "waiting", "·", "not started"
     else:
-        state = "working" if any(_at_work(p, now) for p in peers) else "silent"
+        state = "working" if any(_at_work(p, of_each, now) for p in peers) else "silent"
         text = f"{step / rounds:.0%}"
-        rewards = [p.reward for p in peers if p.reward is not None]
+        rewards = [p.last["reward"] for p in peers if "reward" in p.last]
         words = f"{step} of {rounds} rounds" + (f", reward {share(fmean(rewards))}" if rewards else "")
         words += "" if state == "working" else ", nothing new lately"
-    return GridCell(state, text, words, seed, arm, step / rounds)
+    return GridCell(state, text, words, seed, arm.name, step / rounds)
 
 
-def _at_work(peer: Progress, now: float) -> bool:
-    return peer.started and not peer.finished and now - peer.changed < max(RECENT, 3 * peer.step_time)
+def _at_work(peer: PeerRun, rounds: int, now: float) -> bool:
+    begun = peer.changed > 0 and peer.missing(rounds) is not None
+    return begun and now - peer.changed < max(RECENT, 3 * peer.last.get("step_time", 0.0))
 
 
-def seconds_left(swarms: Sequence[tuple[int, Arm, Sequence[Progress]]], now: float) -> float | None:
+def seconds_left(swarms: Sequence[tuple[int, Arm, Sequence[PeerRun]]], now: float) -> float | None:
     """Seconds until the last swarm is done, if as many swarms are always at work as now.
 
     The result is None while no swarm is at work or no round was measured. A swarm's round takes as long as the slowest
@@ -113,13 +128,13 @@ def seconds_left(swarms: Sequence[tuple[int, Arm, Sequence[Progress]]], now: flo
     measured: dict[str, list[float]] = {}
     for _, arm, peers in swarms:
         if all(peer.step for peer in peers):
-            measured.setdefault(arm.name, []).append(max(peer.step_time for peer in peers))
-    at_work = sum(any(_at_work(peer, now) for peer in peers) for _, _, peers in swarms)
+            measured.setdefault(arm.name, []).append(max(peer.last.get("step_time", 0.0) for peer in peers))
+    at_work = sum(any(_at_work(peer, arm.recipe.training.rounds, now) for peer in peers) for _, arm, peers in swarms)
     if not measured or not at_work:
         return None
     elsewhere = fmean(fmean(each) for each in measured.values())
     left = [
-        max(peer.rounds - peer.step for peer in peers) * fmean(measured.get(arm.name, [elsewhere]))
+        max(arm.recipe.training.rounds - peer.step for peer in peers) * fmean(measured.get(arm.name, [elsewhere]))
         for _, arm, peers in swarms
     ]
     return max(max(left), sum(left) / at_work)

@@ -15,10 +15,8 @@ from typing import Any
 
 from ftis.check.formatting import counted
 from ftis.comparison.results import compare_study
-from ftis.config import ArmConfig
-from ftis.recipe.parsing import with_arm
+from ftis.recipe.arms import Arm
 from ftis.records.files import write_whole
-from ftis.records.following import Directory
 from ftis.records.reading import ArmOfRun, Study, read_study
 from ftis.view import arm as of_arm
 from ftis.view import comparison
@@ -89,7 +87,7 @@ def write_page(directory: str | Path) -> Path:
 def _standing(study: Study, anchors: Sequence[str]) -> list[Section]:
     """The sections of the live page as it would be now: an experiment's grid, or a run's arms."""
     if study.plan.is_experiment:
-        return [Section("jobs", "Arms and seeds", jobs(Directory(study.directory), math.inf))]
+        return [Section("jobs", "Arms and seeds", jobs(study, math.inf))]
     (seed,) = study.runs
     arms = [study.arm_of(seed, arm.name) for arm in study.plan.arms]
     return [Section("standing", "Did it work?", [_snapshot(arm, anchors) for arm in arms if arm.started])]
@@ -126,7 +124,7 @@ def _what_was_run(study: Study) -> WhatWasRun:
             f"completions of at most {sampling.max_completion_length} tokens, {training.mode}, "
             f"{counted(training.steps_per_generation * training.num_iterations, 'optimiser step')} a round",
         ),
-        *((f"Arm {arm.name}", _arm_in_words(study, arm)) for arm in study.arms),
+        *((f"Arm {arm.name}", _arm_in_words(arm)) for arm in study.arms),
         ("Seeds", ", ".join(map(str, study.runs))),
         ("Started", min((str(part["started"]) for part in study.provenances if "started" in part), default="–")),
         *((f"Starter {name}", str(made)) for name, made in starters.items()),
@@ -163,10 +161,10 @@ ALONE = {
 """Words for the quantity that a peer alone and a peer in the swarm have in equal amounts, by the arm's ``budget``."""
 
 
-def _arm_in_words(study: Study, arm: ArmConfig) -> str:
+def _arm_in_words(arm: Arm) -> str:
     parts = [
-        with_arm(study.recipe, arm).objective.name,
-        "together" if arm.collaborate else f"every peer alone, {ALONE[arm.budget]}",
-        *(f"{key} = {value}" for key, value in arm.set.items()),
+        arm.recipe.objective.name,
+        "together" if arm.config.collaborate else f"every peer alone, {ALONE[arm.config.budget]}",
+        *(f"{key} = {value}" for key, value in arm.config.set.items()),
     ]
     return ", ".join(parts)
