@@ -115,7 +115,8 @@ def test_an_earlier_run_goes_on_or_is_left_alone(workplace: Path, capsys: pytest
     capsys.readouterr()
     for more, code, words in (
         ((), 1, ["--resume"]),
-        (("--resume", "--set", "training.rounds=5"), 1, ["training.rounds"]),
+        (("--resume", "--set", "training.rounds=3"), 1, ["training.rounds"]),
+        (("--resume", "--set", "seed=0", "--set", "peers.a.learning_rate=1e-4"), 1, ["learning_rate (0.001 b"]),
         (("--overwrite", "--set", "sampling.max_completion_length=100000"), 1, ["too long"]),
         (("--overwrite", "--set", f"peers.a.model={workplace}/nowhere"), 1, ["nowhere"]),
         (("--overwrite", "--resume"), 2, ["exclude"]),
@@ -217,6 +218,32 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
         one = weights(workplace / "unbroken" / "tiny-seed0" / "F-TIS" / peer / "checkpoint-12")
         other = weights(run / "F-TIS" / peer / "checkpoint-12")
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def by_round(records: dict[str, Any]) -> dict[str, Any]:
+    """Records without what depends on the number of rounds: the honesty test's threshold, and the last evaluation."""
+    kept = {path: rows for path, rows in records.items() if "evaluations" not in path}
+    return {
+        path: [{key: value for key, value in row.items() if "honesty/" not in key} for row in rows]
+        for path, rows in kept.items()
+    }
+
+
+@pytest.mark.parametrize("way", ["inline", pytest.param("parallel", marks=pytest.mark.slow)])
+def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workplace: Path, way: str) -> None:
+    base = ["train", "recipe.toml", "--set", f"processes={way}", "--set", "training.save_every=3"]
+    base += [part for key in ("train=lora", "lora_r=2") for part in ("--set", f"peers.b.{key}")]
+    assert ftis(*base, "--set", "training.rounds=6", "--set", "name=whole") == 0
+    assert ftis(*base, "--set", "training.rounds=3") == 0
+    assert ftis(*base, "--set", "training.rounds=6", "--resume") == 0
+    whole, longer = run_of(workplace, "whole"), run_of(workplace)
+    assert differences(by_round(records_of(longer)), by_round(records_of(whole))) == []
+    for peer in "ab":
+        one, other = (place / "F-TIS" / peer / "checkpoint-6" for place in (whole, longer))
+        assert all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
+        evaluated = [row["step"] for row in read_jsonl(other.parent / "evaluations.jsonl") if row["split"][0] == "v"]
+        assert evaluated == [0, 2, 3, 4, 6]
+    assert json.loads((longer / "summary.json").read_text())["arms"]["F-TIS"]["a"]["rounds"] == 6
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -122,6 +122,19 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
         assert final[0].read_bytes() == final[1].read_bytes()
 
 
+def test_a_finished_swarm_is_extended_to_what_it_had_been_with_more_rounds(place: Path) -> None:
+    for rounds in ("2", "4"):
+        processes = {name: joined(place, name, "--resume", "--set", f"training.rounds={rounds}") for name in "abc"}
+        assert finish(place, processes) == dict.fromkeys("abc", 0)
+    options = ["--set", "processes=inline", "--set", "output_dir=one"]
+    subprocess.run(command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150)
+    for name in "abc":
+        runs = (place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0")
+        final = [run / "F-TIS" / name / "checkpoint-4" / "model.safetensors" for run in runs]
+        assert final[0].read_bytes() == final[1].read_bytes()
+        assert [row["step"] for row in metrics(runs[0], name)] == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 4])
 def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(limit: int, place: Path) -> None:

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,12 @@ LOCK_SECONDS = 30.0
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
 """The parts that may differ for an arm that was added later, and for rounds after a resume."""
 
-LONGER = (
-    "; for more rounds let a peer of a new run begin where one ended, with that checkpoint's directory as its model"
+FREE_ON_RESUME = (
+    *("output_dir", "processes", "offload", "report_to", "experiment", "network", "honesty", "peers.*.cuda_graphs"),
+    *("training.rounds", "training.eval_every", "training.save_every", "training.save_total_limit"),
 )
-
-FREE_TO_CHANGE = ("output_dir", "processes", "offload", "report_to", "experiment", "network", "honesty")
-"""Keys that may differ when a run is resumed: they do not change the numbers of honest peers."""
-FREE_OF_PEERS = ("cuda_graphs",)
-"""The same, of a peer: nothing on a CPU, and last bits on a GPU."""
+"""Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
+sets the honesty test's threshold; no other changes the numbers of honest peers."""
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
@@ -116,7 +115,8 @@ def claim(
     The recipe may have arms that the earlier run had not: they are added to the run.
 
     Returns:
-        a line that an earlier run goes on, with the differences from before; "" for a new one.
+        a line that an earlier run goes on, with the differences from before; "" for a new one. Another ``[training]``
+        is written to the run's recipe and provenance.
 
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
@@ -125,7 +125,8 @@ def claim(
         joined: the one peer that trains here, if the others are on their own machines.
 
     Raises:
-        RunError: a run is there and ``resume`` is false, or its recipe, problems or starters are not today's.
+        RunError: a run is there and ``resume`` is false, or its recipe, problems or starters are not today's, or an
+            arm has finished more rounds than it would have.
     """
     if not ((directory / RECIPE).exists() and any(directory.glob(records))):
         directory.mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,8 @@ def claim(
             f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
             f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
         )
-    added, now = require_same_recipe(directory, recipe), provenance(recipe)
+    (added, changed), now = require_same_recipe(directory, recipe), provenance(recipe)
+    _check_rounds(directory, recipe)
     if made := made_otherwise(directory, now["starters"]):
         raise RunError(
             f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
@@ -146,11 +148,23 @@ def claim(
             f"{PROVENANCE}"
         )
     _check_problems(directory, tasks)
-    others = _note_continuation(directory, recipe, now, added) if trains or added else []
-    changed = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
+    others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
+    longer = f"; {_shown(changed)}" if changed else ""
+    since = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
     lost = _lost_records(directory) if trains else []
     holes = f"; metrics.jsonl lacks rounds that a checkpoint has: {', '.join(lost)}" if lost else ""
-    return f"goes on in {directory}{changed}{holes}"
+    return f"goes on in {directory}{longer}{since}{holes}"
+
+
+def _check_rounds(directory: Path, recipe: Recipe) -> None:
+    """Refuse fewer rounds than an arm has finished."""
+    for arm in arms_of(recipe):
+        finished = max((step for peer in (directory / arm.name).glob("*/") for step in saved_steps(peer)), default=0)
+        if finished > (rounds := arm.recipe.training.rounds):
+            raise RunError(
+                f"training.rounds = {rounds}, but arm {arm.name} in {directory} has finished {finished} rounds: give "
+                f"at least {finished}, or go back first by --resume {rounds}"
+            )
 
 
 def _lost_records(directory: Path) -> list[str]:
@@ -200,8 +214,14 @@ def delete_run(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _note_continuation(directory: Path, recipe: Recipe, now: Mapping[str, Any], added: Sequence[str]) -> list[str]:
-    """Add an entry to the run's ``continued`` if it goes on with more arms, with other code or on another machine.
+def _note_continuation(
+    directory: Path,
+    recipe: Recipe,
+    now: Mapping[str, Any],
+    added: Sequence[str],
+    changed: Mapping[str, tuple[Any, Any]],
+) -> list[str]:
+    """Add an entry to the run's ``continued`` if it goes on with more arms or rounds, other code or another machine.
 
     Returns:
         the parts that differ from the last time.
@@ -209,11 +229,12 @@ def _note_continuation(directory: Path, recipe: Recipe, now: Mapping[str, Any], 
     with locked(directory / ".lock", LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
         seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
-        if added or not seen:
-            entry = {**{key: now[key] for key in OF_ITS_TIME}, **({"arms": added} if added else {})}
+        if added or changed or not seen:
+            more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
+            entry = {**{key: now[key] for key in OF_ITS_TIME}, **more}
             objectives = {**now["objectives"], **known["objectives"]}
             document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
-            write_run(directory, document, recipe if added else None)
+            write_run(directory, document, recipe if added or changed else None)
         return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
 
 
@@ -232,11 +253,11 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def require_same_recipe(directory: Path, recipe: Recipe) -> list[str]:
-    """Refuse another recipe than that of the run in a directory, except for arms that are added.
+def require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
+    """Refuse another recipe than that of the run in a directory, except for added arms and :data:`FREE_ON_RESUME`.
 
     Returns:
-        the names of those arms.
+        the names of those arms, and the keys of ``[training]`` that differ, with both values.
 
     Raises:
         RunError: they differ elsewhere.
@@ -245,40 +266,46 @@ def require_same_recipe(directory: Path, recipe: Recipe) -> list[str]:
     before = read_plan(directory).recipe
     had, has = {arm.name for arm in before.arms}, {arm.name for arm in recipe.arms}
     added = [arm.name for arm in recipe.arms if had and arm.name not in had]
-    differing = _differing(before, _without(recipe, added))
+    differing, free = _differing(before, _without(recipe, added))
     fewer = sorted(had - has)
-    if fewer and has and not _differing(_without(before, fewer), _without(recipe, added)):
+    if fewer and has and not _differing(_without(before, fewer), _without(recipe, added))[0]:
         raise RunError(
             f"{directory} holds the arms {', '.join(fewer)} besides: leave --arm out, or name them too; what is "
             f"finished is skipped"
         )
     if differing:
-        shown = ", ".join(f"{key} ({excerpt(one)} before, {excerpt(now)} now)" for key, (one, now) in differing.items())
         raise RunError(
-            f"{directory} holds a run of another recipe (they differ in: {shown}): resume with the recipe it was "
-            f"started with, add arms only, choose another output_dir (--output-dir of ftis demo), or delete "
-            f"it{LONGER if list(differing) == ['training.rounds'] else ''}"
+            f"{directory} holds a run of another recipe (they differ in: {_shown(differing)}): resume with the recipe "
+            f"it was started with, add arms only or change one of {', '.join(FREE_ON_RESUME)}, choose another "
+            f"output_dir (--output-dir of ftis demo), or delete it"
         )
-    return added
+    return added, {key: values for key, values in free.items() if _of_arm(key).startswith("training.")}
+
+
+def _shown(differing: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} ({excerpt(one)} before, {excerpt(now)} now)" for key, (one, now) in differing.items())
 
 
 def _without(recipe: Recipe, arms: Sequence[str]) -> Recipe:
     return recipe.model_copy(update={"arms": tuple(arm for arm in recipe.arms if arm.name not in arms)})
 
 
-def _differing(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys at which two recipes differ and a run may not, and both values."""
+def _differing(before: Recipe, now: Recipe) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
+    """The dotted keys at which two recipes differ, with both values: those that a run may not change, and the others"""
     one, other = _values(before.model_dump(mode="json")), _values(now.model_dump(mode="json"))
-    in_seconds = any(arm.budget == "seconds" for arm in before.arms)
-    return {
-        key: (one.get(key), other.get(key))
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
-        and (
-            (key.partition(".")[0] not in FREE_TO_CHANGE and key.rpartition(".")[2] not in FREE_OF_PEERS)
-            or (in_seconds and key == "experiment.sampling_cost")  # the prompts of those arms follow from it
-        )
-    }
+    fixed, free = dict[str, tuple[Any, Any]](), dict[str, tuple[Any, Any]]()
+    # The prompts of arms with budget = "seconds" follow from it.
+    counts = {"experiment.sampling_cost"} if any(arm.budget == "seconds" for arm in before.arms) else set()
+    for key in sorted(one.keys() | other.keys()):
+        if one.get(key) != other.get(key):
+            may = key not in counts and any(fnmatchcase(_of_arm(key) + ".", f"{free}.*") for free in FREE_ON_RESUME)
+            (free if may else fixed)[key] = one.get(key), other.get(key)
+    return fixed, free
+
+
+def _of_arm(key: str) -> str:
+    """The key that ``arms.<name>.set.<key>`` replaces; another key as it is."""
+    return key.partition(".set.")[2] if key.startswith("arms.") and ".set." in key else key
 
 
 def _values(table: Any, place: str = "") -> dict[str, Any]:
