@@ -63,12 +63,12 @@ def test_a_model_with_rules_of_its_own_for_each_length_is_refused(tiny_policy: T
 
 
 @torch.no_grad()
-def by_prefixes(policy: Policy, prompt: Ints, completion: Ints) -> np.ndarray:
+def by_prefixes(policy: Policy, prompt: Ints, completion: Ints, temperature: float = 1.0) -> np.ndarray:
     """Each token's log-probability by a pass of the tokens before it alone."""
     ids, found = np.concatenate([prompt, completion]), []
     for n in range(len(prompt), len(ids)):
         logits = policy.model(input_ids=torch.from_numpy(ids[None, :n].astype(np.int64))).logits[0, -1]
-        found.append(float(logits.double().log_softmax(-1)[ids[n]]))
+        found.append(float((logits.double() / temperature).log_softmax(-1)[ids[n]]))
     return np.array(found)
 
 

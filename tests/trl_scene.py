@@ -279,6 +279,7 @@ def main(model: Path, out: Path) -> None:
     args = config(out, per_device_train_batch_size=16 // processes, steps_per_generation=1, save_strategy="no")
     exchange = MadeUp()
     trainer = trainer_of(model, args, exchange=exchange, rollout_func=given)
+    trainer.agreed = True  # what is given is not drawn from the model
     trainer.train()
     trainer.save_model()
     if trainer.accelerator.is_main_process:

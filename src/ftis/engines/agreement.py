@@ -74,8 +74,12 @@ class Gaps:
         """The gap with which the fastest way is taken: in float32, what a learner takes for its own."""
         return LOGP_TOLERANCE if self.most[0] == LARGEST_GAP[torch.float32] else self.most[0]
 
-    def refuse(self, policy: Policy) -> None:
-        """Raise ModelError where rounding does not explain a gap, with the one of the three that differs."""
+    def refuse(self, policy: Policy, remedy: str = "") -> None:
+        """Raise ModelError where rounding does not explain a gap, with the one of the three that differs.
+
+        Args:
+            remedy: by default that of a recipe.
+        """
         of_learner, of_sampler = self.most
         off = {"the sampler": self.sampler} if self.sampler > of_sampler else {}
         off |= {"the learner": self.learner} if self.learner > of_learner else {}
@@ -83,15 +87,16 @@ class Gaps:
             return
         if len(off) == 2 and self.both <= of_sampler:
             off = {"the plain pass": self.sampler}
+        of_recipe = f'set sampling.sampler = "transformers", or take another model than {policy.config.model}'
         told = " and ".join(f"{name} is {gap:.2g} nats off" for name, gap in off.items())
         raise ModelError(
             f"peer {policy.config.name!r}: sampler, learner and a plain pass of one row do not see one policy: {told}, "
             f"and rounding explains {max(self.most):.2g}. Importance weights would be wrong, so nothing is trained: "
-            f'set sampling.sampler = "transformers", or take another model than {policy.config.model}'
+            f"{remedy or of_recipe}"
         )
 
 
-def trial(policy: Policy, draw: Draw, longest: int) -> Gaps:
+def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0) -> Gaps:
     """Draw from made-up prompts whose completions pass the lengths at which the model may compute otherwise.
 
     Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
@@ -110,7 +115,7 @@ def trial(policy: Policy, draw: Draw, longest: int) -> Gaps:
         budget -= (1 + len(together)) * together[-1]
         if budget >= 0:
             drawn.append(together)
-    rng, decoding = np.random.default_rng(0), Decoding(min(TRIED, most - last) or 1)
+    rng, decoding = np.random.default_rng(0), Decoding(min(TRIED, most - last) or 1, temperature)
     prompts: list[Ints] = []
     rollouts: list[Rollout] = []
     for together in drawn:
@@ -126,11 +131,13 @@ def require_agreement(
     groups: Sequence[Sequence[Rollout]],
     decoding: Decoding,
     in_place: bool = False,
+    remedy: str = "",
 ) -> None:
     """Compare the first rollouts of a run that have the shortest and the longest row.
 
     Args:
         in_place: as :func:`gaps` takes it.
+        remedy: as :meth:`Gaps.refuse` takes it.
 
     Raises:
         ModelError: sampler, learner and a plain pass do not see one policy.
@@ -138,7 +145,7 @@ def require_agreement(
     pairs = [(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     (short, first), (long, last) = pairs[0], pairs[-1]
-    gaps(policy, [short, long], [first, last], decoding, in_place).refuse(policy)
+    gaps(policy, [short, long], [first, last], decoding, in_place).refuse(policy, remedy)
 
 
 def gaps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -59,7 +59,7 @@ def _generated(
 ) -> list[tuple[Rollout, ...]]:
     input_PT, mask_PT = left_padded(prompt_ids, policy.device)
     input_NT, mask_NT = input_PT.repeat_interleave(repeats, 0), mask_PT.long().repeat_interleave(repeats, 0)
-    recorder, stops = _LogpRecorder(input_NT.shape[1]), _Stops(policy, decoding.stop, input_NT.shape[1])
+    recorder, stops = LogpRecorder(), _Stops(policy, decoding.stop, input_NT.shape[1])
     ends = sorted(policy.end_ids)
     settings = GenerationConfig(
         max_new_tokens=decoding.max_completion_length,
@@ -103,17 +103,24 @@ class _Stops(StoppingCriteria):
         return torch.tensor([row in self.length for row in range(len(input_ids))], device=input_ids.device)
 
 
-class _LogpRecorder(LogitsProcessor):
-    """The last processor: it sees the final logits of each token, and in its next call the token drawn from them."""
+class LogpRecorder(LogitsProcessor):
+    """The last processor: it sees the final logits of each token, and in its next call the token drawn from them.
 
-    def __init__(self, prompt_length: int) -> None:
-        self.prompt_length = prompt_length
+    Args:
+        warpers: processors that come later.
+    """
+
+    def __init__(self, warpers: Sequence[Callable[[Any, Tensor], Tensor]] = ()) -> None:
+        self.warpers = warpers
         self.pending: Tensor | None = None
         self.columns: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._settle(input_ids)
-        self.pending = torch.log_softmax(scores.float(), -1)
+        final = scores
+        for warper in self.warpers:
+            final = warper(input_ids, final)
+        self.pending = torch.log_softmax(final.float(), -1)
         return scores
 
     def finish(self, output_ids: Tensor) -> Tensor:

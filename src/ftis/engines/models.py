@@ -158,15 +158,18 @@ def inner_width(text: Any) -> int:
     return int(max(max(width) if isinstance(width, list | tuple) else width for width in widths))
 
 
-def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model.
+
+    Args:
+        options: of transformers' ``from_pretrained``, besides.
 
     Raises:
         ModelError: there is none, it cannot be loaded, or it has no end-of-sequence token.
     """
     _check_directory(source)
     try:
-        asked: dict[str, Any] = {"local_files_only": only_here(source), **NO_CODE}
+        asked: dict[str, Any] = {"local_files_only": only_here(source), **NO_CODE, **options}
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **asked)
         if not _as_in_its_file(tokenizer, tokenizer_here(source)):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **asked)

@@ -26,15 +26,24 @@ EMPTY = -1
 """A row without completion: it fills up a batch that TRL could not split into equal parts."""
 
 
-def padded(prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device) -> dict[str, Tensor]:
-    """Prompts padded on the left and completions on the right, with masks, by TRL's names: int64."""
-    prompts, prompt_mask = left_padded(prompt_ids, device)
-    lengths = np.array([len(ids) for ids in completion_ids])
+def padded(
+    prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], device: torch.device, multiple: int | None = None
+) -> dict[str, Tensor]:
+    """Prompts padded on the left and completions on the right, with masks, by TRL's names: int64.
+
+    Args:
+        multiple: GRPOConfig's ``pad_to_multiple_of``, of both widths.
+    """
+    ids_nP, mask_nP = left_padded(prompt_ids, device)
+    ids_nT = torch.from_numpy(pad(completion_ids).astype(np.int64)).to(device)
+    length_n1 = torch.tensor([[len(ids)] for ids in completion_ids], device=device)
+    mask_nT = torch.arange(ids_nT.shape[1], device=device) < length_n1
+    before, behind = ((-ids.shape[1] % (multiple or 1)) for ids in (ids_nP, ids_nT))
     return {
-        "prompt_ids": prompts,
-        "prompt_mask": prompt_mask.long(),
-        "completion_ids": torch.from_numpy(pad(completion_ids).astype(np.int64)).to(device),
-        "completion_mask": torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).long().to(device),
+        "prompt_ids": torch.nn.functional.pad(ids_nP, (before, 0)),
+        "prompt_mask": torch.nn.functional.pad(mask_nP.long(), (before, 0)),
+        "completion_ids": torch.nn.functional.pad(ids_nT, (0, behind)),
+        "completion_mask": torch.nn.functional.pad(mask_nT.long(), (0, behind)),
     }
 
 
@@ -113,6 +122,7 @@ def rows_of(
     masked: Collection[int],
     ratios: Mapping[int, Floats],
     device: torch.device,
+    multiple: int | None = None,
 ) -> dict[str, Tensor]:
     """Rollouts of the round as rows of TRL's batch.
 
@@ -121,6 +131,7 @@ def rows_of(
         strength_N: of :func:`strengths`.
         masked: rows whose tokens are masked, as TRL does with truncated completions.
         ratios: TRL's own π_old/π_gen of its sampler's rows, by row: [T], or [1] for all tokens.
+        multiple: as :func:`padded` takes it.
     """
     batch, at = judged.batch, np.maximum(rows, 0).tolist()
     # Where Â = 0 no log π_old was computed. With 0 no ratio exceeds 1, so that none overflows.
@@ -132,10 +143,11 @@ def rows_of(
         "sampling_per_token_logps": [gen_logp_of_tokens(rollout) for rollout in batch.rollouts],
         "importance_sampling_ratio": [zeros + ratios.get(row, 1.0) for row, zeros in enumerate(zeros_N)],
     }
-    tensors = padded(batch.prompts(at), batch.completion_ids(at), device)
+    tensors = padded(batch.prompts(at), batch.completion_ids(at), device, multiple)
     mask_nT = tensors["completion_mask"]
     mask_nT[[i for i, row in enumerate(rows.tolist()) if row == EMPTY or row in masked]] = 0
     for name, values_N in columns.items():
-        tensors[name] = torch.from_numpy(pad([values_N[row] for row in at])).to(device)
+        values_nT = torch.from_numpy(pad([values_N[row] for row in at])).to(device)
+        tensors[name] = torch.nn.functional.pad(values_nT, (0, mask_nT.shape[1] - values_nT.shape[1]))
     tensors["importance_sampling_ratio"][mask_nT == 0] = 1.0
     return tensors

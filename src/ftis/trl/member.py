@@ -20,10 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from rich.console import Console
 
 from ftis.admission import Collected
-from ftis.config import FtisError, Recipe, RecipeError
+from ftis.config import FtisError, PeerConfig, Recipe, RecipeError
+from ftis.engines.rows import PaddedRows
 from ftis.member import Member, Outgoing
 from ftis.objectives import resolve
 from ftis.prompts import Task
@@ -33,7 +35,7 @@ from ftis.records.events import ArmBegun, PeerStarted, Say, placed
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog
-from ftis.rollouts import Ints, Prompt
+from ftis.rollouts import Floats, Ints, Prompt
 from ftis.run import checkpoint
 from ftis.run.join import choose_arm, credentials, in_network
 from ftis.run.membership import end_tokens_of, member_of
@@ -156,12 +158,25 @@ class Swarm:
 
 @dataclass(frozen=True)
 class HostPolicy:
-    """The model of a member, in the hands of TRL's trainer."""
+    """The model of a member, in the hands of TRL's trainer: a :class:`~ftis.policy.Policy` that TRL trains.
+
+    Attributes:
+        logps: log-probabilities of completions as the trainer computes them, under its own temperature.
+    """
 
     model: Any
     tokenizer: Any
     vocab_size: int
     end_ids: frozenset[int]
+    config: PeerConfig
+    device: torch.device
+    compute_dtype: torch.dtype
+    precision: Callable[[], contextlib.AbstractContextManager[None]]
+    logps: Callable[[Sequence[Ints], Sequence[Ints], float], list[Floats]]
+
+    @property
+    def forward(self) -> PaddedRows:
+        return PaddedRows(self.model, self.device)
 
     def detokenize(self, completion_ids: Sequence[int]) -> str:
         """A completion's text, without special tokens, as TRL gives own ones to reward functions."""

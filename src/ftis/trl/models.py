@@ -1,28 +1,58 @@
-"""Checks of a model: its log-probabilities within TRL must be those of the distribution that it samples from."""
+"""A model within TRL: its tokenizer, and checks that it samples from the distribution that it learns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoTokenizer, GenerationConfig
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
 
+from ftis.engines.generate import LogpRecorder
 from ftis.engines.hub import only_here
-from ftis.rollouts import Floats
+from ftis.engines.models import load_tokenizer
+from ftis.sampling import Decoding
 from ftis.trl.options import OptionError
 
-SHIFTED, SHIFTED_IN_16_BITS = 0.02, 0.2
-"""Nats a token by which padding may move log-probabilities: rounding moves them less, other positions by more."""
+REMEDY = (
+    "TRL pads rows on the left and runs them together: take a model with rotary positions that no row's length "
+    "changes, or train this one with ftis join. A rollout_func or vLLM must report the log-probabilities of its draws"
+)
 
 
 def tokenizer_of(model: Any, args: Any) -> Any:
-    """The tokenizer of a GRPOTrainer's model, padded on the left, from where GRPOConfig has the model loaded."""
+    """The tokenizer of a GRPOTrainer's model, padded on the left, from where GRPOConfig has the model loaded.
+
+    None for a model that also sees: TRL gives it a processor.
+    """
     place = model if isinstance(model, str) else model.config._name_or_path
     given = {key: value for key, value in (args.model_init_kwargs or {}).items() if key in ("revision", "token")}
-    given |= {"trust_remote_code": args.trust_remote_code, "local_files_only": only_here(place)}
-    return AutoTokenizer.from_pretrained(place, padding_side="left", truncation_side="left", **given)
+    given |= {"trust_remote_code": args.trust_remote_code}
+    with contextlib.suppress(OSError, ValueError):  # whatever loads the tokenizer says it better
+        described = AutoConfig.from_pretrained(place, local_files_only=only_here(place), **given)
+        if described.get_text_config() is not described:
+            return None
+    return load_tokenizer(place, padding_side="left", truncation_side="left", **given)
+
+
+@contextlib.contextmanager
+def recorded(model: Any, decoding: Decoding) -> Iterator[list[Tensor]]:
+    """A context in which ``model.generate`` notes the log-probabilities [N, T] of the tokens that it draws."""
+    generate, heard = model.generate, []
+
+    def noting(**inputs: Any) -> Any:
+        recorder = LogpRecorder(decoding.warpers())
+        drawn = generate(logits_processor=LogitsProcessorList([recorder]), **inputs)
+        heard.append(recorder.finish(drawn))
+        return drawn
+
+    model.generate = noting
+    try:
+        yield heard
+    finally:
+        del model.generate
 
 
 def check_model(model: Any) -> None:
@@ -64,21 +94,4 @@ def check_server(client: Any) -> None:
         raise OptionError(
             f"the vLLM server reports log-probabilities as {mode!r}, which are not of the distribution sampled: start "
             f"it with --logprobs-mode processed_logprobs"
-        )
-
-
-def check_positions(alone: Sequence[Floats], padded: Sequence[Floats], in_16_bits: bool) -> None:
-    """Refuse a model that takes padding before a prompt for positions.
-
-    Args:
-        alone, padded: log-probabilities of the same completions, without and with padding before their prompts.
-
-    Raises:
-        OptionError: they differ by more than rounding.
-    """
-    moved = float(np.abs(np.concatenate(alone) - np.concatenate(padded)).mean())
-    if not moved <= (SHIFTED_IN_16_BITS if in_16_bits else SHIFTED):
-        raise OptionError(
-            f"padding moves the model's log-probabilities within TRL by {moved:.2g} nats a token: it has absolute "
-            f"positions, and TRL counts padding among them; take a model with rotary or relative ones"
         )

@@ -38,9 +38,14 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
 
 @dataclass(frozen=True)
 class Problems:
-    """The rows of a data set as problems, read when they are first asked for."""
+    """The rows of a data set as problems, read when they are first asked for.
+
+    Attributes:
+        longest: the row with the longest prompt.
+    """
 
     dataset: Any
+    longest: int = 0
     read: dict[int, Prompt] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -55,10 +60,12 @@ class Problems:
 
 def task_of(dataset: Any) -> Task:
     """A data set of the script's own as a task, with the sha256 of its rows in order."""
-    digest = hashlib.sha256()
+    digest, lengths = hashlib.sha256(), []
     for rows in dataset.with_format(None).iter(batch_size=1000):
         digest.update(json.dumps(rows, sort_keys=True, default=repr).encode())
-    return Task("train_dataset", cast(Any, Problems(dataset)), (), "exact", digest.hexdigest())
+        lengths += [len(str(prompt)) for prompt in rows["prompt"]]
+    longest = lengths.index(max(lengths))
+    return Task("train_dataset", cast(Any, Problems(dataset, longest)), (), "exact", digest.hexdigest())
 
 
 def require_prompts(

@@ -33,6 +33,7 @@ from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 
 from ftis.config import FtisError, Recipe
+from ftis.engines.agreement import require_agreement, trial
 from ftis.learning import Update, weighed
 from ftis.measures import RoundExchange, round_record
 from ftis.models import starters
@@ -45,8 +46,10 @@ from ftis.records.files import locked, write_whole
 from ftis.records.writing import Records
 from ftis.rollouts import Batch, Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
 from ftis.run import accusations
+from ftis.run.assembly import longest_row
 from ftis.run.provenance import claim
 from ftis.run.runs import peer_lock
+from ftis.sampling import Decoding
 from ftis.schedule import seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task
@@ -65,9 +68,9 @@ from ftis.trl.member import (
     restore,
     state_of,
 )
-from ftis.trl.models import check_model, check_positions, check_server, generation_of, tokenizer_of
+from ftis.trl.models import REMEDY, check_model, check_server, generation_of, recorded, tokenizer_of
 from ftis.trl.options import OptionError, check_generation, check_options, steps_per_round
-from ftis.trl.problems import dataset_of, require_prompts, task_of
+from ftis.trl.problems import Problems, dataset_of, require_prompts, task_of
 from ftis.trl.ranks import Ranks
 from ftis.trl.rewards import place_of, sparing, without
 
@@ -122,8 +125,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 args.max_steps = recipe.training.rounds * steps_per_round(args)
             if self._has_others or train_dataset is None:
                 task = task_of(train_dataset) if swarm.recipe is None else load_task(recipe.task)
-            if train_dataset is None:
+            if self._has_others or train_dataset is None:
                 processing_class = processing_class or tokenizer_of(model, args)
+            if train_dataset is None:
                 train_dataset = dataset_of(cast(Task, task), recipe.prompt, processing_class)
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         if self._has_others:
@@ -149,10 +153,25 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
         embedding = self.model.get_input_embeddings().weight
         vocab_size = int(getattr(embedding, "ds_shape", embedding.shape)[0])  # DeepSpeed's ZeRO-3 leaves it empty
-        policy = HostPolicy(self.model, self._tokenizer, vocab_size, frozenset(self.eos_token_ids))
+        precise = self.accelerator.mixed_precision == "no" and not any(
+            parameter.is_floating_point() and parameter.dtype != torch.float32 for parameter in self.model.parameters()
+        )
+        policy = HostPolicy(
+            self.model,
+            self._tokenizer,
+            vocab_size,
+            frozenset(self.eos_token_ids),
+            recipe.peer(self._swarm.peer),
+            self.accelerator.device,
+            torch.float32 if precise else torch.bfloat16,
+            self.accelerator.autocast,
+            self._logps_of,
+        )
         render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
         of_task = self._rendered if self._swarm.recipe is None else render
-        self.member, self._policy = member_for(recipe, self._swarm.peer, policy, task, of_task), policy
+        self.member = member_for(recipe, self._swarm.peer, policy, task, of_task)
+        self._policy: Any = policy
+        self.agreed = False
         self._round_said: Say = unheard
         self._link: Link
         self._losses: list[Tensor] = []
@@ -176,14 +195,57 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ids = self._tokenize_prompts([self.train_dataset[problem.item]["prompt"]])[0][0]
         return np.array(ids, dtype=np.int32)
 
-    def _check_positions(self) -> None:
-        """Refuse a model whose log-probabilities depend on the padding before a prompt."""
-        ids, device = self.member.prompt_ids[0], self.accelerator.device
-        alone, shifted = (
-            tokens_of(self._logps(inputs), inputs["completion_mask"])[-1:]
-            for inputs in (padded([ids[-1:]], [ids], device), padded([ids, ids[-1:]], [ids, ids], device))
+    def _require_one_policy(self) -> None:
+        """Refuse a model whose log-probabilities depend on padding, on a cache or on a row's length."""
+        problems, decoding = self.member.task.train, self.member.decoding
+        if isinstance(problems, Problems):
+            longest = len(self.member.prompt_ids[problems.longest]) + decoding.max_completion_length
+        else:
+            longest = longest_row(problems, self.member.render, self.member.recipe.sampling)
+        with self._without_checkpointing():
+            found = trial(self._policy, self._drawn, longest, decoding.temperature)
+        found.refuse(self._policy, REMEDY)
+
+    def _drawn(
+        self, policy: Any, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+    ) -> list[tuple[Rollout, ...]]:
+        """Draw a completion of each prompt as TRL does. Of another sampler than transformers', random tokens.
+
+        The latter is heard in the first round.
+        """
+        if not self._generates:
+            rng = np.random.default_rng(seed)
+            ids = [rng.integers(0, policy.vocab_size, decoding.max_completion_length) for _ in prompt_ids]
+            logps = policy.logps(prompt_ids, ids, decoding.temperature)
+            return [(Rollout(i.astype(np.int32), logp),) for i, logp in zip(ids, logps, strict=True)]
+        most, self.generation_config.max_new_tokens = (
+            self.generation_config.max_new_tokens,
+            decoding.max_completion_length,
         )
-        check_positions(alone, shifted, self.args.bf16)
+        cuda = [policy.device] if policy.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(cuda), self._recorded() as heard:
+                torch.manual_seed(seed)
+                drawn, _ = self._generate_single_turn([ids.tolist() for ids in prompt_ids], None, {}, 1)
+        finally:
+            self.generation_config.max_new_tokens = most
+        logps = heard[0].cpu().numpy()
+        return [
+            (Rollout(np.array(ids, np.int32), logp[: len(ids)].copy()),) for ids, logp in zip(drawn, logps, strict=True)
+        ]
+
+    @property
+    def _generates(self) -> bool:
+        """Whether transformers' ``generate`` samples."""
+        return not self.args.use_vllm and self.rollout_func is None
+
+    def _recorded(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """A context in which transformers' ``generate`` notes the log-probabilities of what it draws."""
+        return recorded(self.accelerator.unwrap_model(self.model_wrapped), self.member.decoding)
+
+    def _without_checkpointing(self) -> contextlib.AbstractContextManager[None]:
+        context: Any = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        return cast("contextlib.AbstractContextManager[None]", context)
 
     def _check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
@@ -273,7 +335,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not (self._has_others and self.model.training and begins):
             return super()._prepare_inputs(generation_batch)
         if self._step == 0:
-            self._check_positions()
+            self._require_one_policy()
         self._clock = Stopwatch()
         self._round: int = self._ranks.from_main(lambda: self._link.catch_up(self.member.cursor.step), waits=True)
         with self._seeded(self._round):
@@ -305,7 +367,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._check_prompts(items)
         rows = self._ranks.mine([item for item in items for _ in range(each)])
         inputs = self._rows(rows)
-        with self._own_share(each):
+        listens = self._generates and not self.agreed
+        with self._own_share(each), self._recorded() if listens else contextlib.nullcontext([]) as heard:
             out = super()._generate_and_score_completions(inputs)
         ids = tokens_of(out["completion_ids"], out["completion_mask"])
         self._check_outputs(rows, inputs, out, ids)
@@ -320,6 +383,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ratios = [ratio_T[: len(i)] for ratio_T, i in zip(ratio_NT, ids, strict=True)]
         mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, strict=True)]
         sampled = [(Rollout(i, gen), old, ratio) for i, gen, old, ratio in self._ranks.together(mine)]
+        if not self.agreed:
+            drawn_logp = tokens_of(heard[0], out["completion_mask"]) if listens else gen_logp
+            self._require_agreement(items, each, [rollout for rollout, *_ in sampled], drawn_logp)
         if not all(np.isfinite(rollout.gen_logp).all() for rollout, *_ in sampled):
             raise FtisError("the sampler gave no log-probability for a token (NaN): other peers cannot weigh it")
         groups = []
@@ -331,6 +397,24 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             scores = (0.0,) * each if any(map(math.isnan, rewards[part])) else tuple(rewards[part])
             groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, scores))
         return groups, sampled, out
+
+    def _require_agreement(
+        self, items: Sequence[int], each: int, rollouts: Sequence[Rollout], drawn_logp: Sequence[Floats]
+    ) -> None:
+        """Compare the run's first rollouts.
+
+        Args:
+            drawn_logp: log-probabilities of this process's rollouts, by what drew them.
+        """
+        drawn = [
+            replace(rollout, gen_logp=logp)
+            for rollout, logp in zip(rollouts, self._ranks.together(drawn_logp), strict=True)
+        ]
+        prompts = [self.member.prompt_ids[item] for item in items]
+        groups = [tuple(drawn[at : at + each]) for at in range(0, len(drawn), each)]
+        with self._without_checkpointing():
+            require_agreement(self._policy, prompts, groups, self.member.decoding, self._generates, REMEDY)
+        self.agreed = True
 
     @contextlib.contextmanager
     def _own_share(self, each: int) -> Iterator[None]:
@@ -452,8 +536,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
             mine = self._ranks.evenly(foreign)
-            inputs = padded(batch.prompts(mine), batch.completion_ids(mine), self.accelerator.device)
-            logps = tokens_of(self._logps(inputs), inputs["completion_mask"])
+            logps = self._logps_of(batch.prompts(mine), batch.completion_ids(mine))
             known |= dict(zip(foreign, self._ranks.together(logps), strict=False))
         gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in known if batch.own_N[r]]
         gap = np.concatenate(gaps) if gaps and reported else np.zeros(0, np.float32)
@@ -485,7 +568,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         factor = makes_up(self.loss_type, of_taken, (len(batch), sum(tokens_N)))
         strength_N = [strength * np.float32(factor) for strength in strength_N]
         ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
-        tensors = rows_of(judged, rows, strength_N, masked, ratios, self.accelerator.device)
+        device, multiple = self.accelerator.device, self.pad_to_multiple_of
+        tensors = rows_of(judged, rows, strength_N, masked, ratios, device, multiple)
         if self.off_policy_mask_threshold is not None:
             out["sampling_per_token_logps"] = tensors["sampling_per_token_logps"]
         tensors["num_items_in_batch"] = torch.tensor(sum(tokens_N), device=self.accelerator.device)
@@ -499,9 +583,16 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width, size = inputs["completion_ids"].shape[1], self.args.per_device_train_batch_size
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        with self._without_checkpointing():
             logp_nT: Tensor = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, size)[0]
         return logp_nT
+
+    def _logps_of(
+        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float = 0.0
+    ) -> list[Floats]:
+        """The same of each completion: float32 [T]. Another temperature than TRL's is never asked for."""
+        inputs = padded(prompt_ids, completion_ids, self.accelerator.device, self.pad_to_multiple_of)
+        return tokens_of(self._logps(inputs), inputs["completion_mask"])
 
     # --- the end of a round -------------------------------------------------------------------------
 
