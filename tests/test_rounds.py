@@ -88,6 +88,7 @@ CASES = {
     "below the quorum: alone": Case(of_d(GONE), 6, "d", ALONE, says="going on alone, missing: d (gone)"),
     "below the quorum: stop": Case(of_d(GONE), 6, settings=STOP, fails=r"2 of 3 peers .*missing: d \(gone\)"),
     "nobody comes: wait": Case((), None, settings={"quorum": 1}, says="b (not seen yet), c (not seen yet)"),
+    "not seen yet: since when": Case(there("b"), None, settings=ALL, says="; c, d did not show up in the 21 s"),
     "nobody comes: alone": Case((), 10, "bcd", {"below_quorum": "alone"}, says="going on alone"),
     "quorum of one": Case((*there("bcd"), (1, "b", "delivers"), (2, "c", "leaves"), (2, "d", "leaves")), 3, "cd"),
     # set aside
@@ -116,6 +117,9 @@ CASES = {
     ),
     # those who finished before
     "finished and left": Case(of_d(AHEAD, (4, "leaves")), 5, "d", ALL, says="without d, who finished it before"),
+    "finished and left, by an offer that it contradicts": Case(
+        of_d(AHEAD, (3.5, "equivocates on the last round"), (4, "leaves")), None, settings=ALL, says="d is gone"
+    ),
     "beyond the round, which it no longer offers": Case(
         of_d(AHEAD, (4, "answers without this round")), 4, "d", ALL, says="without d, who finished it before"
     ),
@@ -136,6 +140,7 @@ DEEDS: dict[str, Callable[[Table, str, int], None]] = {
     "leaves": lambda table, name, round: table.leaves(name),
     "offers": lambda table, name, round: table.offers(name, round),
     "offers the last round": lambda table, name, round: table.offers(name, ROUNDS - 1),
+    "equivocates on the last round": lambda table, name, round: table.offers(name, ROUNDS - 1, b"another"),
     "equivocates": lambda table, name, round: table.offers(name, round, b"another"),
     "delivers": lambda table, name, round: table.delivers(name, round),
     "spoils": lambda table, name, round: table.rounds.corrupt(manifests.describe(RUN, name, round, 1, b"", ())),
@@ -194,7 +199,7 @@ def test_whatever_the_others_do_only_what_they_signed_is_handed_on(
     table.enter()
     table.collect(0)
     closed_after = play(table, tuple(events), until=100.0)
-    ahead = {peer for _, peer, deed in events if deed in ("offers the last round", "answers without this round")}
+    ahead = {peer for _, peer, deed in events if "the last round" in deed or deed == "answers without this round"}
     if closed_after is None:
         assert below == "wait"
         assert table.closed is None
@@ -226,6 +231,35 @@ def test_a_waiting_peer_says_so_now_and_then_and_asks_everybody() -> None:
     assert {notice.round for notice in waiting} == {0}
     assert len(table.asked) >= 10 * NOTICE_SECONDS / (CATCH_UP_SECONDS + TICK) - 1
     assert set(table.asked) == {None}
+
+
+@pytest.mark.parametrize(
+    ("deeds", "said"),
+    [
+        ([], "d is gone"),  # silent
+        (["offers"], "d is gone"),  # half-arrived
+        (["delivers"], "d is gone"),
+        (["offers the last round"], "d has finished"),
+        (["offers the last round", "equivocates on the last round"], "d is gone"),
+        (["offers the last round of another's key"], "d is gone"),
+        (["offers the last round", "comes again"], None),  # by another link
+    ],
+)
+def test_who_leaves_has_finished_if_it_signed_for_the_last_round(deeds: list[str], said: str | None) -> None:
+    table = seated({"quorum": 3})
+    table.collect(0)
+    for deed in deeds:
+        if deed == "offers the last round of another's key":
+            table.offers("d", ROUNDS - 1, signer="x")
+        else:
+            DEEDS[deed](table, "d", 0)
+    before = len(table.said)
+    table.leaves("d")
+    assert [notice.text for notice in table.said[before:]] == ([said] if said else [])
+    assert table.catch_up(0) == 0  # whatever it claims, this peer skips nothing
+    table.delivers("bc", 0)
+    closes = table.run(until=100.0) is not None
+    assert closes == (said == "d has finished" or deeds == ["delivers"])
 
 
 def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nobody() -> None:

@@ -22,6 +22,16 @@ LONGEST_TEXT, MOST_PEERS = 64, 256
 _NAME = re.compile(NAME_PATTERN)
 
 
+OF_SCRIPT = {
+    "task_digest": "train_dataset",
+    "prompts_per_round": "generation_batch_size / num_generations",
+    "rounds": "rounds, from max_steps or num_train_epochs",
+    "mode": 'settings["training.mode"]',
+    "peers": "Swarm's peers",
+}
+"""Facts by the names that a TRL script has for them. The others are called alike there."""
+
+
 class ExchangeError(FtisError):
     """A round's messages could not be gathered."""
 
@@ -141,20 +151,28 @@ def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
     differing = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     if not differing:
         return None
+    scripts = own.get("task") == "train_dataset"  # of TRL
+    names = OF_SCRIPT if scripts else {}
     shown = "; ".join(
-        f"{_printable(key)}: {_printable(own.get(key))} here, {_printable(theirs.get(key))} there"
+        f"{_printable(names.get(key, key))}: {_printable(own.get(key))} here, {_printable(theirs.get(key))} there"
         for key in differing[:SHOWN]
     )
     if "exchange" in differing:
         remedy = 'one has exchange = "text" and the other has not: let all peers set the same'
     elif differing == ["tokenizer"]:
         remedy = 'take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"'
+    elif differing == ["task_digest"] and scripts:
+        remedy = "give all scripts a train_dataset of the same rows in the same order, with the same columns"
     elif differing == ["task_digest"]:
         remedy = "give all the same problems in the same order"
     elif differing == ["roster"]:
         remedy = "give all the same roster"
+    elif scripts:
+        remedy = "let all scripts say the same, with the same version of ftis"
+        if "prompts_per_round" in differing:
+            remedy += "; generation_batch_size is per_device_train_batch_size x processes x steps_per_generation"
     else:
-        remedy = "give all peers the same settings (recipe and --set, or GRPOConfig) and version of ftis"
+        remedy = "give all peers the same settings (recipe and --set) and version of ftis"
     return Mismatch(recipe, shown, remedy)
 
 

@@ -60,8 +60,8 @@ class Other:
         return beyond and round not in self.offers and round not in self.answered
 
     def has_finished(self, last_round: int) -> bool:
-        """Whether it left after the run's last round."""
-        return self.met and not self.live and self.newest == last_round
+        """Whether it left after the run's last round: it signed an offer for that round, and the offer stands."""
+        return self.met and not self.live and self.newest == last_round and last_round not in self.refused
 
     def state(self, round: int) -> str:
         """How it stands with ``round``, for people."""

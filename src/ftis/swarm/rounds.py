@@ -214,7 +214,11 @@ class Rounds:
         if other.live:
             return [Ask(peer)]
         other.gone_since = now
-        return self._came_or_went(other, "left", f"{peer} is gone") if was_live else []
+        if not was_live:
+            return []
+        if other.has_finished(self._last_round):
+            return self._came_or_went(other, "finished", f"{peer} has finished")
+        return self._came_or_went(other, "left", f"{peer} is gone")
 
     def _came_or_went(self, other: Other, what: str, text: str) -> list[Decision]:
         """A notice, but not of one that comes and goes: presence is not signed, and a flood of it would fill disks."""
@@ -343,7 +347,8 @@ class Rounds:
             return [*decisions, Closed(self._take())]
         if now - self._noticed > NOTICE_SECONDS:
             self._noticed = now
-            decisions.append(self._notice("waiting", f"round {round + 1}: waiting for {self._in_words(waiting)}"))
+            text = f"round {round + 1}: waiting for {self._in_words(waiting)}{self._about_unseen(waiting, now)}"
+            decisions.append(self._notice("waiting", text))
         if now - self._asked > CATCH_UP_SECONDS:
             self._asked = now
             decisions.append(Ask())
@@ -466,6 +471,16 @@ class Rounds:
 
     def _in_words(self, names: Collection[str]) -> str:
         return ", ".join(f"{name} ({self._state(name)})" for name in names)
+
+    def _about_unseen(self, names: Collection[str], now: float) -> str:
+        """Since when some peers were not seen, and the remedy; empty if all were."""
+        unseen = [name for name in names if not (self._others[name].met or name in self._mismatches)]
+        if not unseen:
+            return ""
+        return (
+            f"; {', '.join(unseen)} did not show up in the {now - self._entered:.0f} s since this peer is there: start "
+            f"it, or check on both sides who listens and connects where"
+        )
 
     def _state(self, name: str) -> str:
         other = self._others[name]
