@@ -184,7 +184,7 @@ LOSSES: list[dict[str, Any]] = [
     {"loss_type": "luspo", "importance_sampling_level": "sequence"},
     {"loss_type": "vespo"},
     {"top_entropy_quantile": 0.5, "delta": 1.5, "entropy_coef": 0.1},
-    {"off_policy_mask_threshold": 0.0, "use_adaptive_entropy": True},
+    {"off_policy_mask_threshold": 0.0, "use_adaptive_entropy": True, "pad_to_multiple_of": 16},
 ]
 
 
@@ -297,6 +297,24 @@ def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Pa
     assert max(float(parameter.grad.abs().max()) for parameter in trainer.model.parameters()) > 1e-2
     for key, parameter in trainer.model.named_parameters():
         assert found[key] == pytest.approx(parameter.grad, abs=1e-6), key
+
+
+@given_cases(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
+    multiple=st.sampled_from([None, 1, 4]),
+)
+def test_rows_are_padded_as_trl_pads_them(lengths: list[tuple[int, int]], multiple: int | None) -> None:
+    from trl.trainer.utils import pad
+
+    from ftis.trl.batches import padded
+
+    prompts, completions = ([np.arange(4, 4 + n, dtype=np.int32) for n in side] for side in zip(*lengths, strict=True))
+    found = padded(prompts, completions, torch.device("cpu"), multiple)
+    for name, rows, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
+        ids = [torch.from_numpy(row).long() for row in rows]
+        for part, values in (("ids", ids), ("mask", [torch.ones_like(row) for row in ids])):
+            expected = pad(values, padding_value=0, padding_side=side, pad_to_multiple_of=multiple)
+            assert torch.equal(found[f"{name}_{part}"], expected)
 
 
 @given_cases(n=st.integers(0, 9), size=st.integers(1, 5), parts=st.integers(1, 4))
@@ -584,8 +602,15 @@ def test_a_reward_function_may_give_an_own_completion_no_number_as_in_trl(
             trainer.train()
         return
     trainer.train()
-    of_group = [row["advantage"] for row in read_rollouts(trainer.place, 0) if row["item"] == group.item]
-    assert of_group == [0.0] * GROUP
+    of_group = [row for row in read_rollouts(trainer.place, 0) if row["item"] == group.item]
+    bad = group.rollouts[0].completion_ids.tolist()
+    known = [row["reward"] for row in of_group if row["completion_ids"].tolist() != bad]
+    assert len(set(known)) > 1
+    assert len(known) < GROUP
+    for row in of_group:  # of the others alone; that row has no part in it
+        has_none = row["completion_ids"].tolist() == bad
+        expected = 0.0 if has_none else (row["reward"] - np.mean(known)) / (np.std(known, ddof=1) + 1e-4)
+        assert row["advantage"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, tmp_path: Path) -> None:
@@ -989,6 +1014,24 @@ def test_peers_whose_scripts_differ_name_what_their_users_wrote(model: Path, tmp
         assert said in found.of(["b"])
         assert not {"task_digest", "prompts_per_round", "--set"}.intersection(found.of(["b"]).split())
     assert "per_device_train_batch_size" in mismatch("trl", mine, cases[[*cases][1]]).of(["b"])  # type: ignore[union-attr]
+
+
+def test_rows_have_one_digest_wherever_they_are_read(model: Path, tmp_path: Path) -> None:
+    from datetime import date
+
+    from datasets import Dataset
+
+    from ftis.trl.problems import _written, task_of
+
+    def dated() -> Any:
+        return Dataset.from_list([{"prompt": "1+1=", "day": date(2026, 1, day), "raw": b"x"} for day in (1, 2)])
+
+    assert task_of(dated()).digest == task_of(dated()).digest
+    assert task_of(dated()).digest != task_of(dated().select([1, 0])).digest
+    with pytest.raises(OptionError, match=r"'picture' holds a object.*remove_columns"):  # it prints its address
+        _written({"prompt": ["1+1="], "picture": [object()]})
+    with pytest.raises(OptionError, match="the columns question and no prompt"):
+        of_script(model, config(tmp_path), rows_of(12).rename_column("prompt", "question").remove_columns("solution"))
 
 
 def test_a_swarm_that_cannot_be_meant_is_refused(model: Path, tmp_path: Path) -> None:

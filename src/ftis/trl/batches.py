@@ -65,16 +65,17 @@ def advantages(reward_N: npt.NDArray[np.float64], group_N: npt.NDArray[np.int64]
     """Â_i = (r_i − μ) / (σ + 1e-4) as GRPOTrainer has it: float32 [N].
 
     μ is of i's group, and σ of the group ("group") or the whole round ("batch"), with n − 1; "none" does not divide. Â
-    is exactly 0 in a group of one or of equal rewards.
+    is exactly 0 in a group of one or of equal rewards. A rollout without a reward (NaN) has no part in it, and Â = 0.
     """
     advantage_N = np.zeros(len(reward_N))
-    of_all = np.std(reward_N, ddof=1) if len(reward_N) > 1 else 0.0
-    for group in np.unique(group_N):
-        rewards = reward_N[group_N == group]
+    known_N = ~np.isnan(reward_N)
+    of_all = np.std(reward_N[known_N], ddof=1) if known_N.sum() > 1 else 0.0
+    for group in np.unique(group_N[known_N]):
+        rewards = reward_N[known_N & (group_N == group)]
         if (rewards == rewards[0]).all():
             continue
         sigma = {"group": np.std(rewards, ddof=1) + 1e-4, "batch": of_all + 1e-4, "none": 1.0}[scale_rewards]
-        advantage_N[group_N == group] = (rewards - rewards.mean()) / sigma
+        advantage_N[known_N & (group_N == group)] = (rewards - rewards.mean()) / sigma
     return torch.from_numpy(advantage_N.astype(np.float32))
 
 

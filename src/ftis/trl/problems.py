@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any, cast
 
 from datasets import Dataset
@@ -36,6 +38,9 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
     )
 
 
+PLAIN = (bytes, date, time, timedelta, Decimal)
+
+
 @dataclass(frozen=True)
 class Problems:
     """The rows of a data set as problems, read when they are first asked for.
@@ -59,13 +64,43 @@ class Problems:
 
 
 def task_of(dataset: Any) -> Task:
-    """A data set of the script's own as a task, with the sha256 of its rows in order."""
+    """A data set of the script's own as a task, with the sha256 of its rows in order.
+
+    Raises:
+        OptionError: it has no column ``prompt``, or one that no digest can hold.
+    """
+    if "prompt" not in dataset.column_names:
+        raise OptionError(
+            f"train_dataset has the columns {', '.join(dataset.column_names)} and no prompt: rename one of them "
+            f'(train_dataset.rename_column("{dataset.column_names[0]}", "prompt"))'
+        )
     digest, lengths = hashlib.sha256(), []
     for rows in dataset.with_format(None).iter(batch_size=1000):
-        digest.update(json.dumps(rows, sort_keys=True, default=repr).encode())
+        digest.update(_written(rows))
         lengths += [len(str(prompt)) for prompt in rows["prompt"]]
     longest = lengths.index(max(lengths))
     return Task("train_dataset", cast(Any, Problems(dataset, longest)), (), "exact", digest.hexdigest())
+
+
+def _written(rows: Mapping[str, Sequence[Any]]) -> bytes:
+    """Rows by column as JSON, in one way."""
+    parts = []
+    for column, values in sorted(rows.items()):
+        try:
+            parts.append(f"{json.dumps(column)}: {json.dumps(values, sort_keys=True, default=_plain)}")
+        except TypeError as error:
+            raise OptionError(
+                f"train_dataset: column {column!r} holds {error}, of which peers cannot tell whether they have the "
+                f'same: leave it out (train_dataset.remove_columns("{column}"))'
+            ) from None
+    return f"{{{', '.join(parts)}}}".encode()
+
+
+def _plain(value: Any) -> str:
+    """A value that JSON lacks as text, in one way. That of another object may hold its address in memory."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    raise TypeError(f"a {type(value).__name__}")
 
 
 def require_prompts(

@@ -393,9 +393,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             part = slice(n * each, (n + 1) * each)
             rollouts = tuple(rollout for rollout, *_ in sampled[part])
             texts = tuple(self._policy.detokenize(rollout.completion_ids.tolist()) for rollout in rollouts)
-            # A group in which a completion has no reward teaches nothing, as one of another peer.
-            scores = (0.0,) * each if any(map(math.isnan, rewards[part])) else tuple(rewards[part])
-            groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, scores))
+            groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, tuple(rewards[part])))
         return groups, sampled, out
 
     def _require_agreement(
@@ -531,6 +529,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             reported: whether the sampler reported log π_gen, and log π_old was computed.
         """
         advantage_N = advantages(batch.reward_N, batch.group_N, self.scale_rewards)
+        batch = replace(batch, reward_N=np.nan_to_num(batch.reward_N))  # own ones without a reward; records have 0
         rows = np.flatnonzero(advantage_N.numpy())
         known = {r: own[id(batch.rollouts[r])][0] for r in rows[batch.own_N[rows]].tolist()}
         foreign = rows[~batch.own_N[rows]].tolist()
