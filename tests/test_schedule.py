@@ -6,11 +6,15 @@ import itertools
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ftis.config import PeerConfig, RecipeError
+from ftis.config import PeerConfig, RecipeError, TrainingConfig
 from ftis.recipe.parsing import parse
 from ftis.schedule import assigned, draw_items, learning_rate, minibatches
 from recipes import recipe_of, swarm
@@ -112,12 +116,44 @@ def test_minibatches_are_passes_over_all_rollouts_shuffled_anew() -> None:
     assert [step.tolist() for step in minibatches(recipe, "a", 6, 10)] != [step.tolist() for step in steps]
 
 
-def test_learning_rates_by_hand() -> None:
-    constant, linear = (
-        PeerConfig(name="a", model="m", learning_rate=0.4, lr_scheduler_type=s) for s in ("constant", "linear")
-    )
-    assert [learning_rate(constant, round, 4) for round in range(4)] == [0.4] * 4
-    assert [learning_rate(linear, round, 4) for round in range(4)] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("constant", 0, [0.8, 0.8, 0.8, 0.8]),
+        ("linear", 0, [0.8, 0.6, 0.4, 0.2]),
+        ("cosine", 0, [0.8, 0.4 * (1 + 0.5**0.5), 0.4, 0.4 * (1 - 0.5**0.5)]),
+        ("constant_with_warmup", 4, [0, 0.4, 0.8, 0.8]),
+        ("linear", 4, [0, 0.4, 0.8, 0.4]),
+        ("cosine", 0.5, [0, 0.4, 0.8, 0.4]),
+    ],
+)
+def test_learning_rates_by_hand(schedule: Any, warmup: float, rates: list[float]) -> None:
+    """Four rounds of two steps; a longer run has the rates of its length."""
+    training = TrainingConfig(rounds=4, steps_per_generation=2)
+    peer = PeerConfig(name="a", model="m", learning_rate=0.8, lr_scheduler_type=schedule, warmup_steps=warmup)
+    assert [learning_rate(peer, training, round) for round in range(4)] == pytest.approx(rates)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.sampled_from(["constant", "constant_with_warmup", "linear", "cosine"]),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.floats(0, 0.99) | st.integers(1, 9),
+)
+def test_learning_rates_are_those_of_transformers(schedule: Any, rounds: int, each: int, warmup: float) -> None:
+    import torch
+    from transformers import TrainingArguments, get_scheduler
+
+    warmup = 0 if schedule == "constant" else min(warmup, rounds * each - 1)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    of_all = TrainingArguments.get_warmup_steps(SimpleNamespace(warmup_steps=warmup), rounds * each)  # type: ignore[arg-type]
+    theirs: Any = get_scheduler(schedule, optimizer, of_all, rounds * each)
+    peer = PeerConfig(name="a", model="m", learning_rate=0.3, lr_scheduler_type=schedule, warmup_steps=warmup)
+    training = TrainingConfig(rounds=rounds, num_iterations=each)
+    for round in range(rounds):
+        expected = 0.3 * theirs.lr_lambdas[0](round * each)
+        assert learning_rate(peer, training, round) == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_torch_is_loaded() -> None:

@@ -260,8 +260,10 @@ class PeerConfig(_Section):
     optim: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     """AdamW's moments in float32, or by bitsandbytes in 8 bits; ``paged``: a GPU may move them to main memory."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
-    lr_scheduler_type: Literal["constant", "linear"] = "constant"
-    """``linear``: from ``learning_rate`` in the first round to 1/``rounds`` of it in the last."""
+    lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
+    """As in transformers; see :func:`ftis.schedule.learning_rate`. ``linear`` and ``cosine`` fall to 0 at the end."""
+    warmup_steps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Optimiser steps in which the rate rises from 0; below 1: that share of all steps."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
@@ -287,6 +289,11 @@ class PeerConfig(_Section):
             raise ValueError(
                 f'peer {self.name!r}: trainable_parameters goes with train = "subset" and only there; '
                 f"got train = {self.train!r}, trainable_parameters = {list(self.trainable_parameters)}"
+            )
+        if self.warmup_steps and self.lr_scheduler_type == "constant":
+            raise ValueError(
+                f"peer {self.name!r}: warmup_steps = {self.warmup_steps:g} means nothing with lr_scheduler_type = "
+                f'"constant": write "constant_with_warmup"'
             )
         if self.frozen_dtype != "float32" and self.train != "lora":
             raise ValueError(f'peer {self.name!r}: frozen_dtype wants train = "lora", not "{self.train}": leave it out')

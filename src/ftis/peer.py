@@ -119,7 +119,7 @@ class Peer:
         for selection in member.selections:
             selection.examine(judged)
         chosen = select(judged, member.selections)
-        rate = learning_rate(member.config, round, self.recipe.training.rounds)
+        rate = learning_rate(member.config, self.recipe.training, round)
         policy.set_learning_rate(rate)
         self.learning = True
         update, judged = learn(policy, judged, chosen, member.objective, self.decoding, steps)
