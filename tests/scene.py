@@ -166,6 +166,7 @@ def metrics(step: int, peer: str, sources: Sequence[str], share: int, sampled: i
             peer_key(source, "zero_advantage"): 1,
             peer_key(source, "kept"): share - 3,
             peer_key(source, "dropped"): 2,
+            peer_key(source, "dropped/kl"): 2,
             peer_key(source, "bytes"): 1000,
             peer_key(source, "kl/k1"): 0.4 * step,
             peer_key(source, "kl/k3"): 0.5 * step,

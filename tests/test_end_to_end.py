@@ -506,9 +506,11 @@ def test_collaborating_with_nobody_is_said_and_is_a_failure(
     monkeypatch.setattr(Member, "outgoing", damaged)
     assert ftis("train", "recipe.toml", "--set", "processes=inline") == 3
     captured = capsys.readouterr()
-    assert "no foreign rollout was used in round 1 (b: 1 rejected for malformed)" in captured.out
-    reasons = "(a: rejected for malformed, b: rejected for malformed)"
-    assert f"no foreign rollout was used by a in 4 of 4 rounds, b in 4 of 4 rounds {reasons}" in captured.out
+    said = " ".join(captured.out.split())
+    alone = "Learned from nobody else in the last"
+    for peer, other in ("ab", "ba"):
+        assert f"F-TIS/{peer}: {alone} round ({other}: 1 rejected as no message)" in said
+        assert f"note: F-TIS/{peer}: {alone} 4 rounds ({other}: 4 rejected as no message)" in said
     assert "used no foreign rollout in any round" in captured.err
     row = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")[0]
     assert row["peer/b/rejected/malformed"] == 1
@@ -529,7 +531,7 @@ def test_a_peer_that_lies_is_found_and_said_and_stays_in_quarantine_after_a_resu
     assert ftis("train", "recipe.toml") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "F-TIS/a: b does not draw its tokens from the log-probabilities that it reports" in out
-    assert "nothing of it is learned from now on" in out
+    assert "so nothing of it is learned since round" in out
     assert "F-TIS/b: a does not" not in out, "honest peers are not accused, by a liar's model either"
     rows = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")
     found = rows[-1]["peer/b/honesty/found_in_round"]
@@ -552,7 +554,7 @@ def test_without_any_reward_nothing_is_learned_and_that_is_said(
 ) -> None:
     base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "reward.function=tiny_rewards.none_at_all"]
     assert ftis(*base) == 0
-    assert "never learned" in capsys.readouterr().out
+    assert "note: F-TIS/a: No reward yet in 4 rounds" in " ".join(capsys.readouterr().out.split())
     trained, before = weights(run_of(workplace) / "F-TIS" / "a" / "checkpoint-4"), weights(models["a"])
     assert all(torch.equal(trained[name], before[name]) for name in before)
 

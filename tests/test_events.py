@@ -22,7 +22,6 @@ from ftis.records.events import (
     Planned,
     RoundEnded,
     Sounded,
-    TimeLeft,
     WarmUp,
     placed,
     to_json,
@@ -40,8 +39,10 @@ LINES: dict[str, tuple[Event, str]] = {
         '{"kind": "first-group", "completions": 12, "reward": 0.25, "formats": 6, "answers": null, "unfinished": 3, '
         '"tokens_per_second": 99.5, "advice": ["give easier problems"], "peer": "a"}',
     ),
-    "experiment": (JobsKnown(6, 2), '{"kind": "experiment", "jobs": 6, "done": 2}'),
-    "left": (TimeLeft(90.5), '{"kind": "left", "seconds": 90.5}'),
+    "experiment": (
+        JobsKnown(6, 5, {"seed 0 F-TIS": ("F-TIS", 9)}, 2),
+        '{"kind": "experiment", "jobs": 6, "done": 5, "left": {"seed 0 F-TIS": ["F-TIS", 9]}, "at_a_time": 2}',
+    ),
     "job": (JobEnded(Place(job="seed 0 alone")), '{"kind": "job", "job": "seed 0 alone"}'),
     "arm": (
         ArmBegun(("a", "b"), 4, place=Place("F-TIS")),
@@ -50,7 +51,8 @@ LINES: dict[str, tuple[Event, str]] = {
     "start": (PeerStarted(3), '{"kind": "start", "step": 3, "slow": ""}'),
     "evaluation": (
         Evaluated(2, {"validation": 0.5, "ood-clock": 0.25}, Place("F-TIS", "a")),
-        '{"kind": "evaluation", "step": 2, "validation": 0.5, "ood-clock": 0.25, "arm": "F-TIS", "peer": "a"}',
+        '{"kind": "evaluation", "step": 2, "problems": 1, "validation": 0.5, "ood-clock": 0.25, "arm": "F-TIS", '
+        '"peer": "a"}',
     ),
     "round": (
         RoundEnded({"step": 1, "reward": 0.5, "peer/b/admitted": 8}, Place("F-TIS", "a", "seed 0 F-TIS")),

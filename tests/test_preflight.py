@@ -28,14 +28,9 @@ from ftis.policy import Policy
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
 from ftis.records.events import (
-    ArmBegun,
-    Evaluated,
     Event,
     FirstGroup,
-    JobEnded,
-    JobsKnown,
     Place,
-    RoundEnded,
     Sounded,
     Stopped,
 )
@@ -46,7 +41,6 @@ from ftis.run.assembly import assemble
 from ftis.schedule import assigned
 from ftis.tasks.problems import make_task
 from ftis.view import tables
-from ftis.view.progress import Display
 from ftis.view.tables import LONG, print_soundings, shortened
 from recipes import write_recipe
 
@@ -733,44 +727,6 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -> None:
-    out, now = io.StringIO(), 100.0
-    display = Display(Console(file=out, width=200, force_terminal=terminal, color_system=None), clock=lambda: now)
-    display(Sounded(0, 14, Place(peer="a")))
-    display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, ("that is so",), Place(peer="a")))
-    now = 130.0
-    display(Sounded(1, 14, Place(peer="a")))
-    now = 140.0
-    display(Sounded(12, 14, Place(peer="a")))
-    display(Sounded(13, 14, Place(peer="a")))  # three seconds left: not worth a word
-    display(Sounded(14, 14, Place(peer="a")))
-    display(FirstGroup(12, 0.25, None, None, 0, 80.0, (), Place(peer="b")))
-    display(FirstGroup(12, 0.25, None, None, 0, 80.0, ("that is so",), Place(peer="b")))
-    verdict = (
-        "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
-        "11 without an end  1,234 tokens/s"
-    )
-    others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: if other groups are like it, the same"]
-    lines = [
-        "a: loaded",
-        verdict,
-        "a: if other groups are like it, that is so",
-        "a: 7% of its preflight done, about 6.5 min left",
-        "a: 86% of its preflight done, about 7 s left",
-    ]
-    lines += ["a: 93% of its preflight done", "a: 100% of its preflight done", *others]
-    assert out.getvalue().split("\n")[:-1] == ([*lines[1:3], *others] if terminal else lines)
-
-
-def test_a_bar_is_as_long_as_what_is_known_to_come() -> None:
-    display = Display(Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None))
-    for done, most in ((0, 1), (1, 14), (7, 14), (7, 20)):
-        display(Sounded(done, most, Place(peer="a")))
-        (bar,) = display._bars.tasks
-        assert (bar.completed, bar.total) == (done, most)
-
-
 def test_a_text_in_one_line() -> None:
     assert shortened("a\nb\u202e") == "a⏎b⟨U+202E⟩"
     assert shortened("x" * 300) == "x" * 79 + "…" + "x" * 80
@@ -786,192 +742,6 @@ def test_seconds_by_a_line_through_two_measurements() -> None:
     ]
     for few, many, wanted, seconds in cases:
         assert extrapolated(*(*few, *many, wanted)) == pytest.approx(seconds)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
-    out, clock = io.StringIO(), Clock()
-    display, place = Display(Console(file=out, width=200), clock), Place(arm="F-TIS", peer="a")
-    display(ArmBegun(("a",), 4, place=Place(arm="F-TIS")))
-    for step in range(1, 5):
-        clock.now += 30
-        row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
-        spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 3e-5}
-        display(RoundEnded({**row, **spent}, place))
-    assert out.getvalue().splitlines()[1:] == [
-        "F-TIS/a: round 1 of 4  reward 0.25  50% of all groups with signal  12.3 s  150 tokens/s  about 37 s left",
-        "F-TIS/a: round 2 of 4  reward 0.25  50% of all groups with signal  12.3 s  75 tokens/s  60 s left",
-        "F-TIS/a: round 3 of 4  reward 0.25  50% of all groups with signal  8.34 s and 4 s waiting  50 tokens/s  "
-        "30 s left",
-        "F-TIS/a: round 4 of 4  reward 0.25  50% of all groups with signal  12.3 s  38 tokens/s",
-    ]
-
-
-def test_off_a_terminal_an_experiment_tells_of_a_round_once_a_minute() -> None:
-    out, clock = io.StringIO(), Clock()
-    display = Display(Console(file=out, width=200), clock)
-    place = Place(arm="alone", peer="a", job="seed 1 alone a")
-    display(ArmBegun(("a",), 5, place=place))
-    for step in range(1, 6):
-        clock.now += 25
-        display(
-            RoundEnded(
-                {"step": step, "reward": 0.5, "step_time": 20.0, "tokens_sampled": 80 * step, "time/sample": 4.0}, place
-            )
-        )
-    assert out.getvalue().splitlines() == [
-        "seed 1 alone a/a: round 1 of 5  reward 0.50  20 s  20 tokens/s  about 80 s left",
-        "seed 1 alone a/a: round 4 of 5  reward 0.50  20 s  20 tokens/s  25 s left",
-    ]
-
-
-def test_an_experiment_tells_what_does_not_work_after_some_rounds() -> None:
-    out = io.StringIO()
-    display = Display(Console(file=out, width=200), Clock())
-    place = Place(arm="alone", peer="a", job="seed 1 alone")
-    display(ArmBegun(("a",), 9, place=place))
-    heard = {"peer/b/delivered": False}
-    rows: list[dict[str, Any]] = [{"reward": 0.0, "frac_reward_zero_std": 1.0}] * 4
-    rows += [{"reward": 0.5, "frac_reward_zero_std": 0.5, "without_foreign": True, **heard}] * 5
-    for step, row in enumerate(rows, 1):
-        display(RoundEnded({"step": step, "step_time": 1.0, **row}, place))
-    first, *told = out.getvalue().splitlines()
-    assert first.startswith("seed 1 alone/a: round 1 of 9")
-    assert told == [
-        "seed 1 alone/a: no completion earned any reward in 4 rounds, so nothing is learned: ftis preflight says why",
-        "seed 1 alone/a: no foreign rollout was used in 4 rounds (b: nothing came)",
-    ]
-
-
-def on_a_terminal(events: list[Event], width: int = 200) -> tuple[str, str]:
-    """What is printed above the bars, and the bars after the last event."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=True, color_system=None)
-    display = Display(console, Clock())
-    for event in events:
-        display(event)
-    printed = out.getvalue()
-    console.print(display._bars.get_renderable())
-    return printed, out.getvalue().removeprefix(printed)
-
-
-def rounds_of_a_peer(place: Place) -> list[Event]:
-    row = {"reward": 0.25, "frac_reward_zero_std": 0.5, "format_right": 0.75, "answer_right": 0.125, "step_time": 9.0}
-    row |= {f"peer/{place.peer}/bytes": 12345, "peer/other/bytes": 9, "peak_memory": 3_210_000_000}
-    return [
-        RoundEnded({**row, "step": step, "tokens_sampled": 300 * step, "time/sample": 2.0 * step}, place)
-        for step in (1, 2)
-    ]
-
-
-def test_a_terminal_shows_signal_and_speed_and_what_round_1_was_like() -> None:
-    place = Place(arm="F-TIS", peer="a")
-    printed, bars = on_a_terminal([ArmBegun(("a",), 4, place=Place(arm="F-TIS")), *rounds_of_a_peer(place)])
-    assert printed.splitlines() == [
-        "F-TIS/a: round 1 of 4  reward 0.25  format right in 75%  answer right in 12%  50% of all groups with signal  "
-        "9 s  150 tokens/s  12.3 kB sent  peak memory 3.21 GB  about 27 s left"
-    ]
-    assert "2/4" in bars
-    assert "reward 0.25  signal 50%  tokens/s 75" in bars
-
-
-def test_a_narrow_terminal_shows_what_a_round_is_like_in_place_of_a_bar() -> None:
-    place = Place(arm="F-TIS", peer="large-b")
-    evaluated = Evaluated(0, {"validation": 0.7, "ood-clock": 0.635}, place)
-    begun = ArmBegun(("large-b",), 40, place=Place(arm="F-TIS"))
-    _, bars = on_a_terminal([begun, evaluated, *rounds_of_a_peer(place)], width=80)
-    (line,) = bars.splitlines()
-    assert line.startswith("F-TIS/large-b  2/40 ")
-    assert " reward 0.25  val 0.700  signal 50%  tokens/s 75  oo" in line
-    assert line.endswith("…")
-    assert "━" not in line
-    _, bars = on_a_terminal([begun, evaluated, *rounds_of_a_peer(place)])
-    assert "reward 0.25  val 0.700  signal 50%  tokens/s 75  ood-clock 0.635" in bars
-    assert "━" in bars
-
-
-def test_an_experiment_on_a_terminal_shows_the_jobs_that_run() -> None:
-    begun, a, b = JobsKnown(3, 0), Place("F-TIS", "a", "seed 0 F-TIS"), Place("alone", "b", "seed 0 alone b")
-    arms = [ArmBegun(("a",), 4, place=replace(of, peer="")) for of in (a, b)]
-    events = [begun, *arms, *rounds_of_a_peer(a), *rounds_of_a_peer(b)[:1]]
-    printed, bars = on_a_terminal(events)
-    assert printed == ""
-    of_jobs, of_a, of_b = bars.splitlines()[:3]
-    assert "0/3" in of_jobs
-    assert of_a.startswith("seed 0 F-TIS")
-    assert "2/4" in of_a
-    assert "a: reward 0.25  signal 50%  tokens/s 75" in of_a
-    assert "b: reward 0.25  signal 50%  tokens/s 150" in of_b
-    _, bars = on_a_terminal([*events, JobEnded(place=Place(job=a.job))])
-    assert [line.split("━")[0].strip() for line in bars.splitlines()[:2]] == ["jobs", "seed 0 alone b"]
-
-
-def test_a_reward_that_falls_is_told_once() -> None:
-    for good, noticed in ((4, 6), (1, 3)):  # after some good rounds, or after a single one
-        out = io.StringIO()
-        display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
-        display(ArmBegun(("a",), 9, place=Place(arm="F-TIS")))
-        for step, reward in enumerate([0.3] * good + [0.0] * (9 - good), 1):
-            display(RoundEnded({"step": step, "reward": reward, "frac_reward_zero_std": 0.5}, place))
-        lines = out.getvalue().splitlines()
-        (told,) = (i for i, line in enumerate(lines) if "fell from 0.30 to 0.10, means of 3 rounds" in line)
-        assert f"round {noticed} of 9" in lines[told - 1]
-
-
-def test_rounds_without_any_reward_are_told_while_they_happen() -> None:
-    out = io.StringIO()
-    display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
-    display(ArmBegun(("a", "b"), 9, place=Place(arm="F-TIS")))
-    for step, reward in enumerate([0.0, 0.0, 0.0, 0.0, 0.5, 0.0], 1):
-        display(RoundEnded({"step": step, "reward": reward, "frac_reward_zero_std": float(reward == 0)}, place))
-    told = [line for line in out.getvalue().splitlines() if "no completion" in line]
-    assert [line.partition(" in ")[2].partition(",")[0] for line in told] == [
-        "one round",
-        "2 rounds",
-        "4 rounds",
-        "one round",
-    ]
-    out.truncate(0)
-    for step, equal in enumerate([0.4, 0.4, 0.4, 1.0], 1):  # others' rollouts carry signal, or rewards cancel out
-        row = {"step": step, "reward": 0.0, "frac_reward_zero_std": equal}
-        display(RoundEnded(row, Place(arm="F-TIS", peer="b")))
-    assert "in one round" in out.getvalue()
-    assert "in 4 rounds" not in out.getvalue()
-    assert told[0].endswith("so nothing is learned: ftis preflight says why")
-
-
-def warned(rows: list[dict[str, float]]) -> list[str]:
-    out = io.StringIO()
-    display, place = Display(Console(file=out, width=200)), Place(arm="F-TIS", peer="a")
-    display(ArmBegun(("a",), len(rows), place=Place(arm="F-TIS")))
-    for step, row in enumerate(rows, 1):
-        display(RoundEnded({"step": step, **row}, place))
-    return [line.removeprefix("F-TIS/a: ") for line in out.getvalue().splitlines() if "preflight" in line]
-
-
-def test_rounds_without_signal_are_told_whatever_they_earned() -> None:
-    row = {"reward": 0.2, "frac_reward_zero_std": 1.0}
-    said = [
-        f"the rewards of each group were equal in {rounds}, so nothing is learned: ftis preflight says why"
-        for rounds in ("one round", "2 rounds", "4 rounds")
-    ]
-    assert warned([row] * 4) == said
-    assert warned([row | {"answer_right": 0.0}] * 4) == [f"no answer is right, and {line}" for line in said]
-    assert warned([row | {"frac_reward_zero_std": 0.9}] * 4) == []
-
-
-def test_rounds_in_which_only_the_format_was_right_are_told() -> None:
-    row = {"reward": 0.15, "frac_reward_zero_std": 0.5, "answer_right": 0.0}
-    assert warned([row, row, row, row | {"answer_right": 0.1}, row]) == [
-        f"no answer was right in {rounds}: ftis preflight says what to change"
-        for rounds in ("one round", "2 rounds", "one round")
-    ]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ftis.admission import Reason
 from ftis.metric_keys import peer_key
-from ftis.records.reading import RoundRow
-from ftis.records.standing import Formats, Source, Standing, reward_means, standing
-from ftis.view.sentences import REASONS, About, about, headline, share
+from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
+from ftis.records.standing import Left, Source, Standing, Trouble, reward_means, seconds_left, standing
+from ftis.view.sentences import CAUSES, REASONS, About, about, headline, share
 
 LARGE = Source("large", offered=144, used=118)
 SMALL = Standing(
@@ -56,8 +56,10 @@ def test_where_a_peer_is_has_its_numbers() -> None:
 
 
 REMARKS: dict[str, tuple[Standing, str, str]] = {
-    "no reward yet": (replace(SMALL, step=12, unrewarded=12, formats=Formats(0, 96)), "trouble", "0 of 96"),
-    "no reward lately": (replace(SMALL, unrewarded=3), "trouble", "last 3 rounds"),
+    "no reward yet": (replace(SMALL, trouble=Trouble("format", 12, 1)), "trouble", "yet in 12 rounds"),
+    "no reward once": (replace(SMALL, trouble=Trouble("unrewarded", 1, 31)), "look", "the last round"),
+    "no reward lately": (replace(SMALL, trouble=Trouble("unrewarded", 3, 29)), "trouble", "last 3 rounds"),
+    "nothing left to learn": (replace(SMALL, trouble=Trouble("easy", 9, 23)), "look", "harder problems"),
     "late": (of(behind=3), "look", "3 rounds late"),
     "rejected": (of(rejected={"wrong_run": 7}, first_rejection="seed 1"), "trouble", "7 rejected from large"),
     "quarantined": (of(quarantined_since=4, missing=10, rejected={"set_aside": 3}), "trouble", "since round 4"),
@@ -65,10 +67,12 @@ REMARKS: dict[str, tuple[Standing, str, str]] = {
     "nothing came": (of(offered=0, used=0, missing=10), "trouble", "last 10 rounds"),
     "some missing": (of(missing=2), "look", "2 of the last 10 rounds"),
     "came late": (of(late=1), "look", "came late"),
-    "unused": (of(used=0, dropped={"kl": 140}, zero=4), "look", "dropped 140, 4 are"),
+    "unused": (of(used=0, dropped={"kl": 140}, zero=4), "look", "dropped 140 and 4 are"),
     "alone once": (replace(SMALL, without_foreign=1), "look", "the last round"),
     "alone": (replace(SMALL, without_foreign=5), "trouble", "last 5 rounds"),
-    "fallen": (replace(SMALL, reward=0.2), "look", "fell to .20; its best was .62"),
+    "falling": (replace(SMALL, trouble=Trouble("fallen", 1, 31, 0.01, 0.48, 0.03)), "look", "rate (0.03)"),
+    "fallen": (replace(SMALL, trouble=Trouble("fallen", 2, 30, 0.0, 0.48, 0.03)), "trouble", ".48 before"),
+    "unlearned": (replace(SMALL, trouble=Trouble("unlearned", 1, 30, 0.1, 0.5)), "trouble", "Solved 0.500 before"),
     "below its best": (replace(SMALL, reward=0.58, best=0.9), "look", ".32 below its best"),
     "below the others": (replace(SMALL, reward=0.58, best=0.6, others=0.93), "look", "the others (.93)"),
     "silent": (replace(SMALL, silent_for=200), "trouble", "3.3 min"),
@@ -85,7 +89,6 @@ def test_what_needs_a_look() -> None:
 
 def test_what_is_usual_is_not_remarked_on() -> None:
     usual = [
-        replace(SMALL, unrewarded=2),
         of(behind=1),
         replace(of(behind=9), step=80),
         replace(SMALL, silent_for=50),
@@ -96,8 +99,28 @@ def test_what_is_usual_is_not_remarked_on() -> None:
     assert [about(peer).level for peer in usual] == ["fine"] * len(usual)
 
 
-def test_every_reason_of_a_rejection_has_words() -> None:
+def test_every_reason_has_words() -> None:
     assert set(REASONS) == {reason.value for reason in Reason}
+    assert all(kind in about(replace(SMALL, trouble=Trouble(kind, 2, 30))).remarks[0].about for kind in CAUSES)
+
+
+def test_who_learned_alone_reads_why() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"delivered": False}, "large: nothing came"),
+        ({"rejected/bad_logp": 2, "rejected/late": 1}, "4 rejected as log-probabilities that cannot be and 2 rejected"),
+        ({"admitted": 4, "dropped/kl": 2}, "the KL filter dropped 4"),
+        ({"admitted": 4, "zero_advantage": 4}, "8 are in groups whose rewards are all equal"),
+        ({"passed_over": 8}, "passed over"),
+        ({}, "offered no groups"),
+        ({"honesty/quarantined": True, "honesty/found_in_round": 2}, "in quarantine since round 2"),
+    ]
+    for measures, why in cases:
+        heard = {peer_key("large", key): value for key, value in ({"delivered": True} | measures).items()}
+        peer = standing("small", 9, with_last(rows([0.5] * 4, **heard), 2, without_foreign=True), ("small", "large"))
+        (said,) = [remark for remark in about(peer).remarks if remark.about == "alone"]
+        assert ("the last 2 rounds" in said.text, why in said.text) == (True, True), (why, said.text)
+        names = [remark.about for remark in about(peer).remarks]
+        assert len(names) == len(set(names))
 
 
 @given(st.lists(st.sampled_from(["fine", "look", "trouble"]), min_size=1, max_size=6), st.sampled_from([0, 31, 80]))
@@ -145,15 +168,75 @@ def test_a_standing_is_counted_over_the_last_ten_rounds() -> None:
     assert dict(source.rejected) == {"bad_logp": 2}
     assert (peer.lately, peer.change_over, peer.seconds_left) == (10, 10, 12.0)
     assert (peer.reward, peer.change) == pytest.approx((0.5, 0.5 - (0.3 + 0.3 + 0.2) / 3))
-    assert (peer.unrewarded, peer.without_foreign) == (0, 0)
+    assert (peer.trouble, peer.without_foreign) == (None, 0)
 
 
 def test_rounds_without_reward_or_others_are_counted_to_the_last_one_with() -> None:
     peer = standing("small", 9, with_last(rows([0, 0.5, 0, 0, 0]), 2, without_foreign=True), ("small", "large"))
-    assert (peer.unrewarded, peer.without_foreign) == (3, 2)
-    assert standing("small", 9, rows([0] * 7)).unrewarded == 7
+    assert (peer.trouble, peer.without_foreign) == (Trouble("fallen", 3, 3, 0.0, 0.25), 2)
+    assert standing("small", 9, rows([0] * 7)).trouble == Trouble("unrewarded", 7, 1)
     gaps = [row for row in rows([0] * 40) if row.step % 5 == 1]
-    assert standing("small", 99, gaps).unrewarded == 36
+    assert standing("small", 99, gaps).trouble == Trouble("unrewarded", 36, 1)
+
+
+def test_a_finished_run_is_judged_as_a_whole() -> None:
+    recorded = [*rows([0.5] * 3, without_foreign=True, **of_large(delivered=False)), *rows([0.5] * 20)[3:]]
+    recorded = [*recorded[:3], *with_last(recorded[3:], 17, **of_large(delivered=True, admitted=9, kept=9))]
+    lately, whole = (standing("a", 20, recorded, ("a", "large"), whole=whole) for whole in (False, True))
+    assert (lately.lately, lately.without_foreign, lately.sources[0].missing) == (10, 0, 0)
+    assert (whole.lately, whole.without_foreign, whole.sources[0].missing) == (20, 3, 3)
+    assert any("3 of 20 rounds" in remark.text for remark in about(whole).remarks)
+
+
+FALLS: dict[str, tuple[list[float], Trouble | None]] = {
+    "at once": ([0.48, 0.0], Trouble("fallen", 1, 2, 0.0, 0.48)),
+    "from a low reward": ([0.2, 0.0], None),  # a few dozen completions may earn so little by chance
+    "from a low reward, twice": ([0.2, 0.0, 0.0], Trouble("fallen", 2, 2, 0.0, 0.2)),
+    "to half": ([0.6, 0.6, 0.3, 0.2, 0.1], Trouble("fallen", 3, 3, 0.2, 0.6)),
+    "and up again": ([0.6, 0.1, 0.5], None),
+    "of very little": ([0.05, 0.01, 0.01, 0.01], None),
+    "never high": ([0.0, 0.0], None),
+}
+
+
+def test_a_fall_is_named_as_soon_as_it_is_clear() -> None:
+    for name, (rewards, fall) in FALLS.items():
+        found = standing("a", 9, rows(rewards, learning_rate=0.03)).trouble
+        found = None if found is None or found.kind != "fallen" else found
+        assert (found is None) == (fall is None), name
+        if found is not None and fall is not None:
+            assert found.learning_rate == 0.03
+            assert (found.rounds, found.since) == (fall.rounds, fall.since), name
+            assert (found.reward, found.before) == pytest.approx((fall.reward, fall.before)), name
+
+
+def test_an_accuracy_that_fell_is_named_if_that_is_no_chance() -> None:
+    cases = [(0.5, 0.0, 50, True), (0.5, 0.3, 500, False), (0.12, 0.06, 50, False), (0.12, 0.06, 500, True)]
+    for before, after, problems, fell in cases:
+        seen = [EvaluationRow(step, VALIDATION, of, problems) for step, of in ((0, before), (4, after))]
+        found = standing("a", 9, rows([0.05] * 4), evaluations=seen).trouble
+        assert (found is not None) == fell
+        assert found is None or (found.kind, found.since) == ("unlearned", 4)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.none() | st.floats(0.1, 9)), min_size=1))
+def test_the_time_left_is_between_one_job_and_all_in_turn(jobs: list[tuple[str, int, float | None]]) -> None:
+    left = [Left(*job) for job in jobs]
+    if all(job.seconds is None for job in left):
+        assert seconds_left(left) is None
+        return
+    alone, pair = seconds_left(left), seconds_left(left, 2)
+    assert alone is not None
+    assert pair is not None
+    assert alone / 2 <= pair <= alone
+    assert pair >= max(job.rounds * (job.seconds or 0) for job in left)
+    assert seconds_left(left, 0) is None
+
+
+def test_a_job_that_waits_takes_as_long_as_its_arm_or_else_as_the_others() -> None:
+    arms = [Left("big", 0, 20.0), Left("small", 10, 2.0), Left("small", 10, None)]
+    assert seconds_left(arms) == 10 * 2.0 + 10 * 2.0
+    assert seconds_left([*arms, Left("new", 10, None)]) == 40.0 + 10 * (20.0 + 2.0) / 2
 
 
 def test_rewards_are_means_of_three_rounds() -> None:

@@ -685,8 +685,9 @@ def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
     trainer = trainer_of(model, config(tmp_path), exchange=Nobody())
     with pytest.raises(AloneError, match="in any of 3 rounds"):
         trainer.train()
-    said = [line for line in capsys.readouterr().err.splitlines() if "no foreign" in line]
-    assert said == [f"F-TIS/a: no foreign rollout was used in round {n} (b: nothing came)" for n in (1, 2, 3)]
+    said = [line for line in capsys.readouterr().err.splitlines() if "nobody else" in line]
+    rounds = ("the last round", "the last 3 rounds")
+    assert said == [f"F-TIS/a: Learned from nobody else in {n} (b: nothing came)" for n in rounds]
     assert (tmp_path / "checkpoint-6" / "model.safetensors").exists()
 
 

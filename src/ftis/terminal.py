@@ -72,19 +72,21 @@ def check_resume(resume: str | None, overwrite: bool) -> None:
 
 def conclude(directory: Path) -> None:
     """Print a run's results and directory. Exit code 3 if a peer of a collaborative arm used no foreign rollout."""
+    from ftis.check.formatting import visible
     from ftis.comparison import results, summary
     from ftis.records.reading import read_study
     from ftis.view import tables
+    from ftis.view.arm import troubles
     from ftis.view.comparison import headlines
     from ftis.view.figures import write_learning_curves
 
     study = read_study(directory)
     (run,) = study.runs.values()
-    found = summary.summarise_run(run)
+    found, notes = summary.summarise_run(run), troubles(study)
     console.print(tables.closing_table(found))
-    for warning in summary.warnings(found):
-        console.print(f"note: {warning}")
-    compared = results.compare_study(study)
+    for note in notes:
+        console.print(f"note: {visible(note)}", markup=False)
+    compared = results.compare_study(study, notes)
     write_learning_curves(directory, compared)
     for line in [*headlines(compared), tables.whereabouts(directory, found)]:
         console.print(line)

@@ -34,6 +34,13 @@ def seconds_text(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
+def in_time(seconds: float) -> str:
+    """A duration for people, as ``40 s``, ``3.2 min`` or ``5.1 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 def in_bytes(count: float) -> str:
     """A number of bytes as a text such as ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):

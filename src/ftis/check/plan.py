@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from ftis.check.estimate import disk_of, too_much_for
-from ftis.check.formatting import counted, in_bytes
+from ftis.check.formatting import counted, in_bytes, in_time
 from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RewardConfig, TrainingConfig
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.rewards.scoring import load_scorer
 from ftis.run.experiments import SwarmJob
-from ftis.run.outlook import in_time
 from ftis.run.prepare import Checked
 from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
 

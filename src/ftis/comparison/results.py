@@ -15,7 +15,7 @@ from typing import Any
 
 from ftis.comparison import stats
 from ftis.comparison.budgets import matched, spent
-from ftis.comparison.summary import PASS_AT_1, accuracy_is, summary_of, warnings
+from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.recipe.arms import Arm
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, Study, final_accuracy, read_study
@@ -68,9 +68,10 @@ def compare(directory: str | Path) -> dict[str, Any]:
     return compare_study(read_study(Path(directory)))
 
 
-def compare_study(study: Study) -> dict[str, Any]:
-    """The same, of records that were read."""
+def compare_study(study: Study, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The same, of records that were read, with more ``notes``."""
     results = compared(study)
+    results["notes"] += notes
     write_json(study.directory / "results.json", results)
     return results
 
@@ -82,7 +83,7 @@ def compared(study: Study) -> dict[str, Any]:
     notes = [
         f"seed {seed}: {note}" if len(study.runs) > 1 else note
         for seed in study.seeds
-        for note in (*warnings(summary_of(study.runs[seed])), *_unequal_starts(study, seed))
+        for note in _unequal_starts(study, seed)
     ]
     budget = {
         arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names}

@@ -1,13 +1,12 @@
-"""The summary of one run: ``summary.json``, and cautions for the readers of its table."""
+"""The summary of one run: ``summary.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe, RewardConfig
-from ftis.metric_keys import by_peer
 from ftis.recipe.arms import arm_configs
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, read_run
@@ -55,59 +54,14 @@ def accuracy_is(recipe: Recipe) -> str:
     return PASS_AT_1 if binary else "mean reward, greedy"
 
 
-def warnings(summary: Mapping[str, Any]) -> list[str]:
-    """Cautions: peers that used nothing of the others, and peers that never learned."""
-    notes = []
-    for arm, peers in summary["arms"].items():
-        without = [
-            f"{name} in {peer['rounds_without_foreign']} of {peer['rounds']} rounds"
-            for name, peer in peers.items()
-            if peer["collaborated"] and peer["rounds_without_foreign"]
-        ]
-        if without:
-            why = sorted({reason for peer in peers.values() for reason in peer["why_without_foreign"]})
-            notes.append(f"{arm}: no foreign rollout was used by {', '.join(without)} ({', '.join(why)})")
-        for name, peer in peers.items():
-            rounds = peer["rounds"]
-            if rounds and peer["rounds_without_signal"] == rounds:
-                notes.append(
-                    f"{arm}/{name} never learned: in every group all rewards were equal "
-                    f"(mean reward {peer['reward']:.3f})"
-                )
-    return notes
-
-
 def somebody_learned_alone(summary: Mapping[str, Any]) -> bool:
     """Whether some peer of a collaborative arm used no foreign rollout in any round."""
     peers = [p for arm in summary["arms"].values() for p in arm.values() if p["collaborated"] and p["rounds"]]
     return any(p["rounds_without_foreign"] == p["rounds"] for p in peers)
 
 
-def unused(own: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """The reasons why a round of ``own`` used nothing of others: (name, reason, number of rollouts; 0: all)."""
-    for name, measures in by_peer(metrics).items():
-        if name == own:
-            continue
-        if measures.get("honesty/quarantined"):
-            yield name, f"in quarantine since round {measures['honesty/found_in_round']}, for its log-probabilities", 0
-            continue
-        if not (measures.get("delivered") or measures.get("late")):
-            yield name, "nothing came", 0
-        elif not any(measures.get(key) for key in ("admitted", "rejected", "dropped", "passed_over")):
-            yield name, "offered no groups", 0
-        for measure, value in measures.items():
-            kind, _, reason = measure.partition("/")
-            if kind in ("rejected", "dropped") and reason and value:
-                yield name, f"{kind} for {reason}", value
-        if measures.get("passed_over"):
-            yield name, "passed over by the limit", measures["passed_over"]
-        if measures.get("admitted") and measures.get("zero_advantage") == measures["admitted"]:
-            yield name, "in each of its groups all rewards are equal", 0
-
-
 def _of_peer(peer: PeerRun) -> dict[str, Any]:
     last = peer.last
-    without = [row.measures for row in peer.rounds if row.measures.get("without_foreign")]
     return {
         **_accuracies(peer.on(VALIDATION)),
         "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
@@ -121,9 +75,7 @@ def _of_peer(peer: PeerRun) -> dict[str, Any]:
         "bytes_received": peer.bytes_received,
         "collaborated": "foreign_used" in last,
         "foreign_used": int(peer.total("foreign_used")),
-        "rounds_without_foreign": len(without),
-        "why_without_foreign": sorted({f"{name}: {why}" for row in without for name, why, _ in unused(peer.name, row)}),
-        "rounds_without_signal": sum(row.measures["frac_reward_zero_std"] == 1 for row in peer.rounds),
+        "rounds_without_foreign": int(peer.total("without_foreign")),
     }
 
 

@@ -11,7 +11,7 @@ Everywhere else a step is an optimiser's step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 
@@ -91,11 +91,18 @@ class FirstGroup:
 
 @dataclass(frozen=True)
 class JobsKnown:
-    """An experiment has ``jobs`` jobs, and ``done`` of them were finished before."""
+    """An experiment has ``jobs`` jobs, and ``done`` of them were finished before.
+
+    Attributes:
+        left: the arm and the rounds of each other job, by its name.
+        at_a_time: the jobs that run side by side.
+    """
 
     kind: ClassVar[str] = "experiment"
     jobs: int
     done: int
+    left: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    at_a_time: int = 1
     place: Place = Place()
 
 
@@ -104,15 +111,6 @@ class JobEnded:
     """A job of an experiment is finished."""
 
     kind: ClassVar[str] = "job"
-    place: Place = Place()
-
-
-@dataclass(frozen=True)
-class TimeLeft:
-    """An experiment's jobs are expected to take ``seconds`` more, by the durations of their rounds so far."""
-
-    kind: ClassVar[str] = "left"
-    seconds: float
     place: Place = Place()
 
 
@@ -151,12 +149,14 @@ class Evaluated:
 
     Attributes:
         accuracies: fraction of problems answered correctly, by split.
+        problems: the number of problems of the first split.
     """
 
     kind: ClassVar[str] = "evaluation"
     step: int
     accuracies: Mapping[str, float]
     place: Place = Place()
+    problems: int = 1
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,6 @@ Event = (
     | FirstGroup
     | JobsKnown
     | JobEnded
-    | TimeLeft
     | ArmBegun
     | PeerStarted
     | Evaluated

@@ -5,15 +5,14 @@ Everything here is counted from records, and nothing is put into words.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from ftis.records.lines import RecordsError
-from ftis.records.reading import ArmOfRun, PeerRun, RoundRow
-from ftis.rewards.parts import right_formats
+from ftis.records.reading import VALIDATION, ArmOfRun, EvaluationRow, PeerRun, RoundRow
 
 WINDOW = 10
 """The number of last rounds that count as lately."""
@@ -21,8 +20,15 @@ WINDOW = 10
 MEAN_OF = 3
 """Rounds over which a reward is averaged before it is compared: the mean of a few dozen completions is noisy."""
 
-FALLEN, WORTH_FALLING = 0.5, 0.1
-"""The fraction of the best reward below which a reward has fallen, and the smallest best reward that can fall."""
+FALLS = ((1, 0.3, 0.1), (2, 0.2, 0.25), (3, 0.1, 0.5))
+"""When a reward has fallen: after so many rounds in a row, from so high a best, to so small a fraction of it. One round
+is a few dozen completions, so that it alone must show much."""
+
+MOSTLY, HARDLY = 0.9, 0.05
+"""Shares of completions above which nearly all do something, and below which nearly none do."""
+
+SHORT = 1.5
+"""The mean tokens of a completion that ends at once: the end is one of them."""
 
 CLEARLY = 0.2
 """The distance of a mean reward below its best, or below the other peers', at which somebody should look."""
@@ -32,6 +38,12 @@ NOTICE_SECONDS = 60.0
 
 NEWS = ("waiting", "alone", "aside", "mismatch", "behind")
 """The network events that explain why a peer does not go on."""
+
+CAUSAL = (
+    *("reward", "reward_std", "frac_reward_zero_std", "optimizer_steps", "format_right", "answer_right"),
+    *("completions/mean_length", "completions/clipped_ratio", "learning_rate"),
+)
+"""The measures of a round that tell why it taught nothing."""
 
 REASONED = ("rejected/", "dropped/")
 """Prefixes of measures that count by reason."""
@@ -49,11 +61,13 @@ class Source:
         dropped: rollouts that a selection dropped, by reason.
         rejected: groups, messages or offers that were rejected, by reason.
         first_rejection: the first rejection in words, with the text that the sender wrote.
+        rounds: the number of rounds that the counts cover.
         missing: rounds in which nothing came.
         late: messages that came in a later round than their own.
         behind: rounds that the peer is behind the learner; 0 if that is not known.
         quarantined_since: the round, counted from 1, in which the honesty test found the peer; None if it did not.
         accused_only: whether the honesty test found the peer, but the learner still learns from it.
+        evidence, needed: of the honesty test on that peer, in nats, and the evidence that suffices.
     """
 
     name: str
@@ -63,19 +77,65 @@ class Source:
     dropped: Mapping[str, int] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
     first_rejection: str = ""
+    rounds: int = 0
     missing: int = 0
     late: int = 0
     behind: int = 0
     quarantined_since: int | None = None
     accused_only: bool = False
+    evidence: float = 0.0
+    needed: float = 0.0
 
 
 @dataclass(frozen=True)
-class Formats:
-    """The number of the last own completions with the format that the reward asks for, and the number of all."""
+class Trouble:
+    """The reason why a peer learns nothing or unlearns, as far as its last rounds show.
 
-    right: int
-    of: int
+    Attributes:
+        kind: ``fallen`` of a reward, ``unlearned`` of an accuracy, or a reason of :func:`why_nothing`.
+        rounds: the number of last rounds in a row that have it.
+        since: the first of them.
+        reward: the mean reward in them.
+        before: the best mean reward of three rounds before; 0 unless it has fallen.
+        learning_rate: the highest up to ``since``; 0 if no round recorded one.
+        length: the mean tokens of a completion.
+        formats: the share of own completions with the right format; None under a reward of the recipe's own.
+    """
+
+    kind: str
+    rounds: int
+    since: int
+    reward: float = 0.0
+    before: float = 0.0
+    learning_rate: float = 0.0
+    length: float = 0.0
+    formats: float | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """A job's rounds that are left, and the seconds of one; None before any was measured."""
+
+    arm: str
+    rounds: int
+    seconds: float | None
+
+
+def seconds_left(jobs: Sequence[Left], at_a_time: int = 1) -> float | None:
+    """Seconds until the last job ends, if ``at_a_time`` always run; None before any round was measured.
+
+    A job that has not begun takes as long as the others of its arm, an arm without a round as long as the other arms.
+    """
+    measured: dict[str, list[float]] = {}
+    for job in jobs:
+        if job.seconds is not None:
+            measured.setdefault(job.arm, []).append(job.seconds)
+    if not measured or at_a_time < 1:
+        return None
+    of_arm = {arm: fmean(each) for arm, each in measured.items()}
+    elsewhere = fmean(of_arm.values())
+    left = [job.rounds * (of_arm.get(job.arm, elsewhere) if job.seconds is None else job.seconds) for job in jobs]
+    return max(max(left), sum(left) / at_a_time)
 
 
 @dataclass(frozen=True)
@@ -83,14 +143,17 @@ class Standing:
     """The state of one peer.
 
     Attributes:
-        lately: the number of rounds that the counts cover.
+        lately: the number of rounds that the counts cover: the last ones, and all of a run that has finished.
         reward: the mean reward of the last rounds.
         change: the difference of that mean from the one ``change_over`` rounds ago.
         best: the highest such mean over all known rounds.
         others: the median reward of the other peers with records here; None without any.
         together: whether it learns together with others.
-        unrewarded: the number of last rounds in a row without any reward.
-        without_foreign: the number of last rounds in a row that used no foreign rollout.
+        trouble: the reason why it learns nothing or unlearns; None if it learns, as far as its rounds show.
+        solved: accuracies on validation before the first round and at the last evaluation; None without both.
+        without_foreign: the number of rounds that used no foreign rollout: the last ones in a row or, if the run has
+            finished, all.
+        alone: the fate of the others' rollouts in these rounds.
         seconds_left: an estimate by its last rounds; None while there is none.
         silent_for: seconds since its records last changed; None if they are complete or absent.
         usual: mean seconds of its last rounds.
@@ -110,9 +173,10 @@ class Standing:
     others: float | None = None
     together: bool = False
     sources: Sequence[Source] = ()
-    unrewarded: int = 0
+    trouble: Trouble | None = None
+    solved: tuple[float, float] | None = None
     without_foreign: int = 0
-    formats: Formats | None = None
+    alone: Sequence[Source] = ()
     seconds_left: float | None = None
     silent_for: float | None = None
     usual: float | None = None
@@ -134,12 +198,17 @@ def standings(arm: ArmOfRun, now: float | None = None) -> list[Standing]:
     steps = {name: peer.step for name, peer in arm.peers.items()}
     for name, peer in arm.peers.items():
         silent = None if now is None or not peer.changed else now - peer.changed
-        notice = "" if now is None else _notice(peer, now)
-        one = standing(name, arm.rounds, peer.rounds, arm.swarm_of(name), steps, silent)
-        started = one.started or bool(peer.evaluations)
-        formats = _formats(arm, peer) if one.unrewarded else None
-        notice = "" if one.finished else notice
-        found.append(replace(one, started=started, notice=notice, formats=formats, damage=peer.damage))
+        one = standing(
+            name, arm.rounds, peer.rounds, arm.swarm_of(name), steps, silent, peer.on(VALIDATION), not peer.thinned
+        )
+        found.append(
+            replace(
+                one,
+                started=one.started or bool(peer.evaluations),
+                notice="" if now is None or one.finished else _notice(peer, now),
+                damage=peer.damage,
+            )
+        )
     rewards = {one.name: one.reward for one in found if one.reward is not None}
     return [
         replace(one, others=median(others))
@@ -156,22 +225,35 @@ def standing(
     swarm: Sequence[str] = (),
     steps: Mapping[str, int] | None = None,
     silent_for: float | None = None,
+    evaluations: Sequence[EvaluationRow] = (),
+    whole: bool = False,
 ) -> Standing:
     """The state of a peer by its rows. The last rows have no gaps.
 
     Args:
         swarm: the names of the peers that learn together, its own included.
         steps: the number of rounds that each of these peers has finished.
+        evaluations: on validation, the untrained model's first.
+        whole: whether the rows are all of its rounds, so that a finished run is judged as a whole.
     """
     together = len(swarm) > 1
+    before = [row.accuracy for row in evaluations if not row.step]
+    solved = (before[0], evaluations[-1].accuracy) if before and evaluations[-1].step else None
     if not rows:
-        return Standing(name, rounds, together=together, silent_for=silent_for)
-    recent = rows[-WINDOW:]
-    step, means = recent[-1].step, reward_means(rows)
+        return Standing(name, rounds, together=together, silent_for=silent_for, solved=solved)
+    step, means = rows[-1].step, reward_means(rows)
+    finished = step >= rounds
+    as_whole = whole and finished
+    recent = rows if as_whole else rows[-WINDOW:]
     reward, change, over = _change(means)
-    each = [row.measures["step_time"] for row in recent if "step_time" in row.measures]
+    each = [row.measures["step_time"] for row in rows[-WINDOW:] if "step_time" in row.measures]
     usual = fmean(each) if each else None
     others = [other for other in swarm if other != name]
+    lonely: Sequence[RoundRow] = [row for row in recent if row.measures.get("without_foreign")]
+    without_foreign = len(lonely)
+    if not as_whole:
+        without_foreign = _last_without(rows, lambda row: not row.measures.get("without_foreign"))
+        lonely = rows[-min(without_foreign, WINDOW) :] if without_foreign else []
     return Standing(
         name=name,
         rounds=rounds,
@@ -184,17 +266,81 @@ def standing(
         best=max((mean for _, mean in means), default=None),
         together=together,
         sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
-        unrewarded=_last_without(rows, lambda row: row.measures.get("reward") != 0),
-        without_foreign=_last_without(rows, lambda row: not row.measures.get("without_foreign")),
-        seconds_left=None if usual is None or step >= rounds else usual * (rounds - step),
-        silent_for=None if step >= rounds else silent_for,
+        trouble=_fall(rows) or _nothing_learned(rows) or _unlearned(evaluations),
+        solved=solved,
+        without_foreign=without_foreign,
+        alone=[source_of(other, lonely) for other in others if lonely],
+        seconds_left=None if finished else seconds_left([Left("", rounds - step, usual)]),
+        silent_for=None if finished else silent_for,
         usual=usual,
     )
 
 
-def has_fallen(reward: float, best: float) -> bool:
-    """Whether a mean reward is so far below the best that the learning rate or the objective may be wrong."""
-    return best >= WORTH_FALLING and reward < FALLEN * best
+def _fall(rows: Sequence[RoundRow]) -> Trouble | None:
+    """The fall of a reward from its best mean so far, by :data:`FALLS`."""
+    rewards = [row.measures["reward"] for row in rows if "reward" in row.measures]
+    steps = [row.step for row in rows if "reward" in row.measures]
+    best = max((mean for _, mean in reward_means(rows)), default=0.0)
+    for least, high, fraction in FALLS[::-1]:
+        last = next((i for i in reversed(range(len(rewards))) if rewards[i] > fraction * best), -1) + 1
+        if best >= high and 0 < last <= len(rewards) - least:
+            rates = [row.measures.get("learning_rate", 0.0) for row in rows if row.step <= steps[last]]
+            now = fmean(rewards[last:])
+            return Trouble("fallen", steps[-1] - steps[last] + 1, steps[last], now, best, max(rates))
+    return None
+
+
+def _unlearned(evaluations: Sequence[EvaluationRow]) -> Trouble | None:
+    """The fall of the last accuracy below half of the first, if that is more than three standard errors."""
+    first, last = (evaluations[0], evaluations[-1]) if evaluations else (None, None)
+    if first is None or last is None or first.step or not last.step or first.accuracy < FALLS[-1][1]:
+        return None
+    error = math.sqrt(first.accuracy * max(0.0, 1 - first.accuracy) / first.problems)
+    fell = last.accuracy <= FALLS[-1][2] * first.accuracy and first.accuracy - last.accuracy > 3 * error
+    return Trouble("unlearned", 1, last.step, last.accuracy, first.accuracy) if fell else None
+
+
+def _nothing_learned(rows: Sequence[RoundRow]) -> Trouble | None:
+    """The reason why the last rounds taught nothing; None if the last one did."""
+    rounds = _last_without(rows, lambda row: not why_nothing(row.measures))
+    if not rounds:
+        return None
+    streak = [row.measures for row in rows if row.step > rows[-1].step - rounds]
+    mean = {key: fmean(m[key] for m in streak) for key in CAUSAL if all(key in m for m in streak)}
+    kind, since = why_nothing(mean) or why_nothing(streak[-1]), rows[-1].step - rounds + 1
+    return Trouble(
+        "easy" if kind == "constant" and since > 1 else kind,  # it told completions apart before
+        rounds,
+        since,
+        mean.get("reward", 0.0),
+        learning_rate=mean.get("learning_rate", 0.0),
+        length=mean.get("completions/mean_length", 0.0),
+        formats=mean.get("format_right"),
+    )
+
+
+def why_nothing(measures: Mapping[str, Any]) -> str:
+    """The reason why a round with these measures taught nothing of worth, or "".
+
+    In this order: completions end ``at once`` or are ``endless``, their ``format`` is wrong, or they are ``unrewarded``
+    for another reason; rewards are equal, since all answers are right (``easy``), since the reward is ``constant``, or
+    ``equal`` in each group; the selections ``dropped`` everything; no ``answer`` is right, so that what is learned is
+    the format.
+    """
+    reward, spread = measures.get("reward"), measures.get("reward_std", 0.0)
+    if reward == 0 and not spread:
+        if measures.get("completions/mean_length", math.inf) <= SHORT:
+            return "at once"
+        if measures.get("completions/clipped_ratio", 0.0) >= MOSTLY:
+            return "endless"
+        return "format" if measures.get("format_right", 1.0) < HARDLY else "unrewarded"
+    if measures.get("frac_reward_zero_std") == 1:
+        if measures.get("answer_right", 0.0) >= MOSTLY:
+            return "easy"
+        return "equal" if spread else "constant"
+    if measures.get("optimizer_steps") == 0:
+        return "dropped"
+    return "answer" if measures.get("answer_right") == 0 else ""
 
 
 def reward_means(rows: Sequence[RoundRow]) -> list[tuple[int, float]]:
@@ -233,19 +379,6 @@ def _notice(peer: PeerRun, now: float) -> str:
     return str(heard[0].get("text", "")) if news else ""
 
 
-def _formats(arm: ArmOfRun, peer: PeerRun) -> Formats | None:
-    """The formats of a peer's last own completions under the built-in reward; None under another reward."""
-    last = peer.last_recorded
-    if last is None:
-        return None
-    try:
-        own = [row for row in peer.rollouts(last) if row["source"] == peer.name]
-    except RecordsError:
-        return None
-    right = right_formats(arm.arm.recipe, (str(row["completion"]) for row in own))
-    return Formats(sum(right), len(own)) if right else None
-
-
 def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
     """The fate of a peer's rollouts in one or more of a learner's rounds."""
     measured = [row.by_peer.get(name, {}) for row in rounds]
@@ -270,9 +403,12 @@ def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
         dropped=dict(dropped),
         rejected=dict(rejected),
         first_rejection=next((str(m["first_rejection"]) for m in reversed(measured) if m.get("first_rejection")), ""),
+        rounds=len(measured),
         missing=sum(not (measures.get("delivered") or measures.get("late")) for measures in measured),
         late=total("late"),
         behind=behind,
         quarantined_since=int(found) if found and last.get("honesty/quarantined") else None,
         accused_only=bool(found) and not last.get("honesty/quarantined"),
+        evidence=last.get("honesty/evidence", 0.0),
+        needed=last.get("honesty/threshold", 0.0),
     )

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ftis.config import FtisError, Recipe
 from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory, run_directory
-from ftis.records.events import Event, JobEnded, JobsKnown, Say, Stopped, TimeLeft, placed, unheard
+from ftis.records.events import JobEnded, JobsKnown, Say, Stopped, placed, unheard
 from ftis.records.plan import EXPERIMENT, read_plan, write_experiment
-from ftis.run.outlook import Outlook, Work, guess_seconds
+from ftis.run.outlook import guess_seconds
 from ftis.run.prepare import Checked, check, prepare
 from ftis.run.processes import known_parameters
 from ftis.run.provenance import claim, provenance
@@ -81,9 +81,10 @@ def run_experiment(
         return False
     all_jobs = jobs_of(recipe, seeds)
     todo = [job for job in all_jobs if job.rounds_left]
-    say(JobsKnown(jobs=len(all_jobs), done=len(all_jobs) - len(todo)))
+    left = {job.label: (job.part.name, job.rounds_left // len(job.part.peers)) for job in todo}
+    say(JobsKnown(len(all_jobs), len(all_jobs) - len(todo), left, jobs))
     in_processes = [Job(job.label, run_swarm_process, (job.recipe, job.part.name, job.part.peers[0])) for job in todo]
-    run_jobs(in_processes, jobs, _with_time_left(todo, jobs, say), stop, "start the experiment again to go on with it")
+    run_jobs(in_processes, jobs, say, stop, "start the experiment again to go on with it")
     return not stop.is_set()
 
 
@@ -118,24 +119,6 @@ def run_swarm_process(recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop)
         raise RunError(f"{label}: {error}") from error
     if finished:
         say_where(JobEnded())
-
-
-def _with_time_left(jobs: Sequence[SwarmJob], at_a_time: int, say: Say) -> Say:
-    """A listener that passes events on and adds the time left, once it is known and whenever a job ends."""
-    outlook = Outlook({job.label: Work(job.part.name, job.rounds_left, job.guess) for job in jobs}, at_a_time)
-    known = False
-
-    def hear(event: Event) -> None:
-        nonlocal known
-        outlook.hear(event)
-        if isinstance(event, JobEnded) or not known:
-            left = outlook.seconds_left()
-            if left is not None:
-                known = True
-                say(TimeLeft(left))
-        say(event)
-
-    return hear
 
 
 def _seeds_before(directory: Path) -> tuple[int, ...]:

@@ -146,7 +146,7 @@ class Trainer:
             }
             self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
             accuracies[split.name] = evaluation.accuracy
-        return Evaluated(peer.member.cursor.step, accuracies)
+        return Evaluated(peer.member.cursor.step, accuracies, problems=len(splits[0].problems))
 
     def save_what_is_whole(self) -> None:
         """After an error, save the finished rounds. A second error, from saving, is not reported."""

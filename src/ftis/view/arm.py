@@ -11,7 +11,7 @@ from typing import Any
 
 from ftis.check.formatting import amount, counted, seconds_text
 from ftis.records.pairs import ArmRounds
-from ftis.records.reading import VALIDATION, ArmOfRun, OwnSeconds, PeerRun, RoundRow
+from ftis.records.reading import VALIDATION, ArmOfRun, OwnSeconds, PeerRun, RoundRow, Study
 from ftis.records.standing import reward_means, standings
 from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
@@ -78,6 +78,18 @@ def glance(arm: ArmOfRun, now: float | None = None) -> Glance:
     found = standings(arm, now)
     peers = [about(of) for of in found]
     return Glance(headline(peers, found), peers)
+
+
+def troubles(study: Study) -> list[str]:
+    """The troubles of every peer that was trained, by seed and arm."""
+    found = []
+    for seed in study.runs:
+        of_seed = f"seed {seed} " if len(study.runs) > 1 else ""
+        for arm in study.arms:
+            for peer in glance(study.arm_of(seed, arm.name)).peers:
+                texts = (remark.text for remark in peer.remarks if remark.level == "trouble")
+                found += [f"{of_seed}{arm.name}/{peer.name}: {text}" for text in texts]
+    return found
 
 
 def rounds(arm: ArmOfRun) -> CurveSet | None:

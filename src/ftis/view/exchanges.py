@@ -171,23 +171,20 @@ def taken(rounds: ArmRounds) -> Taken | None:
 
 def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
     """The mark for the rollouts of some sources in one round: that of the worst source."""
-    measured = [row.by_peer.get(other, {}) for other in others]
-
-    def total(measure: str) -> int:
-        return int(sum(m.get(measure, 0) for m in measured))
-
-    kept, zero, dropped, rejected = (total(name) for name in ("kept", "zero_advantage", "dropped", "rejected"))
-    came = sum(bool(m.get("delivered") or m.get("late")) for m in measured)
-    if any(m.get("honesty/quarantined") for m in measured):
+    found = [source_of(other, [row]) for other in others]
+    kept, zero, late, missing = (sum(getattr(of, key) for of in found) for key in ("used", "zero", "late", "missing"))
+    dropped, rejected = (sum(sum(getattr(of, key).values()) for of in found) for key in ("dropped", "rejected"))
+    came = len(others) - missing
+    if any(of.quarantined_since is not None for of in found):
         state = "quarantined"
     elif rejected:
         state = "rejected"
-    elif came < len(others):
+    elif missing:
         state = "missing"
     elif not kept:
         state = "dropped"
     else:
-        state = "late" if total("late") else "partly" if dropped or zero else "kept"
+        state = "late" if late else "partly" if dropped or zero else "kept"
     counts = {"learned from": kept, "without signal": zero, "dropped": dropped, "rejected": rejected}
     of_peers = f"{came} of {len(others)} came; " if len(others) > 1 else "" if came else "nothing came; "
     words = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing of it"

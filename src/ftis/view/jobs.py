@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
-from ftis.check.formatting import counted
+from ftis.check.formatting import counted, in_time
 from ftis.recipe.arms import Arm
 from ftis.records.plan import Plan
 from ftis.records.reading import VALIDATION, PeerRun
-from ftis.run.outlook import in_time
+from ftis.records.standing import Left, seconds_left
 from ftis.view.sentences import share
 
 
@@ -85,7 +85,7 @@ def jobs(records: Records, now: float) -> Jobs:
     states = [_job(seed, arm, peers, now).state for seed, arm, peers in swarms]
     done, at_work, total = states.count("done"), states.count("working"), len(states)
     sentence = f"{done} of {counted(total, 'job')} finished"
-    left = None if done == total else seconds_left(swarms, now)
+    left = None if done == total else _left(swarms, at_work)
     if done < total:
         sentence += f", {at_work} at work" + (f", about {in_time(left)} left" if left is not None else "")
     return Jobs(sentence, records.plan.seeds, rows)
@@ -118,23 +118,16 @@ def _at_work(peer: PeerRun, rounds: int, now: float) -> bool:
     return begun and now - peer.changed < max(RECENT, 3 * peer.last.get("step_time", 0.0))
 
 
-def seconds_left(swarms: Sequence[tuple[int, Arm, Sequence[PeerRun]]], now: float) -> float | None:
-    """Seconds until the last swarm is done, if as many swarms are always at work as now.
-
-    The result is None while no swarm is at work or no round was measured. A swarm's round takes as long as the slowest
-    of its peers' last rounds. A swarm that has not begun takes as long as the other swarms of its arm. An arm without a
-    round takes as long as the mean of the other arms.
-    """
-    measured: dict[str, list[float]] = {}
-    for _, arm, peers in swarms:
-        if all(peer.step for peer in peers):
-            measured.setdefault(arm.name, []).append(max(peer.last.get("step_time", 0.0) for peer in peers))
-    at_work = sum(any(_at_work(peer, arm.recipe.training.rounds, now) for peer in peers) for _, arm, peers in swarms)
-    if not measured or not at_work:
-        return None
-    elsewhere = fmean(fmean(each) for each in measured.values())
-    left = [
-        max(arm.recipe.training.rounds - peer.step for peer in peers) * fmean(measured.get(arm.name, [elsewhere]))
-        for _, arm, peers in swarms
-    ]
-    return max(max(left), sum(left) / at_work)
+def _left(swarms: Sequence[tuple[int, Arm, Sequence[PeerRun]]], at_work: int) -> float | None:
+    """Seconds until the last swarm is done, if as many are always at work as now. The slowest peer sets its pace."""
+    return seconds_left(
+        [
+            Left(
+                arm.name,
+                max(arm.recipe.training.rounds - peer.step for peer in peers),
+                max(peer.last.get("step_time", 0.0) for peer in peers) if all(peer.step for peer in peers) else None,
+            )
+            for _, arm, peers in swarms
+        ],
+        at_work,
+    )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from statistics import fmean
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ftis.check.formatting import counted, in_bytes
-from ftis.comparison.summary import unused
+from ftis.check.formatting import counted, in_bytes, in_time, visible
 from ftis.metric_keys import by_peer
 from ftis.records.events import (
     ArmBegun,
@@ -30,11 +28,11 @@ from ftis.records.events import (
     Planned,
     RoundEnded,
     Sounded,
-    TimeLeft,
     WarmUp,
 )
-from ftis.records.standing import MEAN_OF, has_fallen
-from ftis.run.outlook import in_time
+from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
+from ftis.records.standing import CAUSAL, WINDOW, Left, Standing, seconds_left, standing
+from ftis.view.sentences import remarks_on
 
 LEAST_IN_JOBS = 4
 """Rounds in a row that a problem must last before a job of an experiment prints it."""
@@ -70,10 +68,10 @@ class Display:
         self._notes: dict[str, dict[str, str]] = {}
         self._first: dict[str, tuple[int, float]] = {}
         self._tokens: dict[str, int] = {}
-        self._unlearned: dict[tuple[str, str], int] = {}
-        self._rewards: dict[str, deque[float]] = {}
-        self._best: dict[str, float] = {}
-        self._jobs, self._left = (0, 0), ""
+        self._rows: dict[str, list[RoundRow]] = {}
+        self._evaluations: dict[str, list[EvaluationRow]] = {}
+        self._remarks: dict[str, dict[str, tuple[int, bool]]] = {}
+        self._jobs, self._left, self._at_a_time = (0, 0), dict[str, Left](), 1
         self._advised: tuple[str, ...] = ()
         self._last_line = -math.inf
 
@@ -115,16 +113,12 @@ class Display:
                         whose = "" if "\n" in advice else f"{event.place.peer}: if other groups are like it, "
                         self._print(f"{whose}{advice}")
             case JobsKnown():
-                self._jobs = (event.done, event.jobs)
+                self._jobs, self._at_a_time = (event.done, event.jobs), event.at_a_time
+                self._left = {label: Left(arm, rounds, None) for label, (arm, rounds) in event.left.items()}
                 self._line(f"{counted(event.jobs, 'job')}, {event.done} of them finished before")
                 # A bar's own estimate of the time left would be wrong: jobs differ tenfold in length.
                 self._bars.columns = tuple(c for c in self._bars.columns if not isinstance(c, TimeRemainingColumn))
                 self._advance("jobs", *self._jobs, "")
-            case TimeLeft():
-                first, self._left = not self._left, f"about {in_time(event.seconds)} left"
-                self._advance("jobs", *self._jobs, self._left)
-                if first:
-                    self._line(f"{self._left}, by the first rounds")
             case JobEnded():
                 self._job_ended(event.place.job)
             case AskedToStop():
@@ -154,10 +148,18 @@ class Display:
     def _job_ended(self, label: str) -> None:
         done, jobs = self._jobs[0] + 1, self._jobs[1]
         self._jobs = (done, jobs)
+        if label in self._left:
+            self._left[label] = replace(self._left[label], rounds=0)
+        left = self._time_left()
         if label in self._tasks:
             self._bars.remove_task(self._tasks.pop(label))
-        self._line(f"{label} finished: {done} of {jobs} jobs" + (f", {self._left}" if self._left else ""))
-        self._advance("jobs", done, jobs, f"{self._left}  {label}")
+        self._line(f"{label} finished: {done} of {jobs} jobs" + (f", {left}" if left else ""))
+        self._advance("jobs", done, jobs, f"{left}  {label}")
+
+    def _time_left(self) -> str:
+        """The time that an experiment's jobs have left, by the rounds that they have finished."""
+        seconds = seconds_left(list(self._left.values()), self._at_a_time) if self._left else None
+        return "" if seconds is None else f"about {in_time(seconds)} left"
 
     def _of_job(self, event: Event) -> None:
         """Show a job of an experiment: its bar shows the peer that has just finished a round.
@@ -174,11 +176,16 @@ class Display:
                 name = f"{job}/{peer}"
                 notes = self._noted(name, metrics)
                 self._advance(job, event.step, self._rounds[job], f"{peer}: {_in_line(notes)}")
-                line = self._round_line(name, self._rounds[job], metrics, notes.get("tokens/s"))
+                total = self._rounds[job]
+                state = self._state(name, peer, total, metrics)
+                line = self._round_line(name, state, metrics, notes.get("tokens/s"))
+                if job in self._left:
+                    self._left[job] = Left(self._left[job].arm, total - event.step, state.usual)
+                    self._advance("jobs", *self._jobs, self._time_left())
                 if self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
                     self._last_line = self._clock()
                     self._line(line)
-                self._warn(name, peer, metrics, LEAST_IN_JOBS)
+                self._remark(name, state, LEAST_IN_JOBS)
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"
@@ -191,28 +198,50 @@ class Display:
                     self._line(f"{name}: samples slowly, by {slow}: faster ways do not fit its model")
             case RoundEnded(metrics=metrics):
                 notes |= self._noted(name, metrics)
-                line = self._round_line(name, self._rounds.get(name, event.step), metrics, notes.get("tokens/s"))
+                state = self._state(name, event.place.peer, self._rounds.get(name, event.step), metrics)
+                line = self._round_line(name, state, metrics, notes.get("tokens/s"))
                 if event.step == 1:  # on a terminal too, to compare a real round with preflight's estimate
                     self._print(line)
                 else:
                     self._line(line)
                 self._of_sampler(name, metrics, notes)
-                self._warn(name, event.place.peer, metrics)
+                self._remark(name, state)
             case Evaluated(accuracies=splits):
+                if VALIDATION in splits:
+                    row = EvaluationRow(event.step, VALIDATION, splits[VALIDATION], event.problems)
+                    self._evaluations.setdefault(name, []).append(row)
                 notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
                 self._line(f"{name}: round {event.step}  {'  '.join(f'{k} {v:.3f}' for k, v in splits.items())}")
         self._advance(name, event.step, self._rounds[name], _in_line(notes))
 
-    def _warn(self, name: str, peer: str, metrics: Mapping[str, Any], least: int = 1) -> None:
-        """Print a round's problems; skip rounds without learning or foreign rollouts until ``least`` come in a row."""
-        self._count_unlearned(name, metrics, least)
-        self._compare_rewards(name, metrics["reward"])
-        self._of_honesty(name, metrics)
-        alone = bool(metrics.get("without_foreign"))
-        if least == 1 and alone:
-            self._print(f"{name}: no foreign rollout was used in round {metrics['step']}{_why(peer, metrics)}")
-        elif least > 1 and (rounds := self._in_a_row(name, "no foreign", alone, least)):
-            self._print(f"{name}: no foreign rollout was used in {rounds}{_why(peer, metrics)}")
+    def _state(self, name: str, peer: str, total: int, metrics: Mapping[str, Any]) -> Standing:
+        """The state of a peer after one more round. Of older rounds only what a state reads is kept."""
+        rows = self._rows.setdefault(name, [])
+        rows.append(RoundRow(int(metrics["step"]), metrics))
+        if len(rows) > WINDOW:
+            old = rows[-WINDOW - 1]
+            kept = (*CAUSAL, "without_foreign")
+            rows[-WINDOW - 1] = RoundRow(old.step, {key: old.measures[key] for key in kept if key in old.measures})
+        swarm = list(by_peer(metrics)) or [peer]
+        return standing(peer, total, rows, swarm, evaluations=self._evaluations.get(name, []))
+
+    def _remark(self, name: str, state: Standing, least: int = 1) -> None:
+        """Print the remarks on a peer that are new, or worse, or have lasted.
+
+        They are on the last rounds, so one that lasts is printed again only after more rounds than that.
+
+        Args:
+            least: the fewest rounds that a remark must last before it is printed.
+        """
+        before, now = self._remarks.get(name, {}), dict[str, tuple[int, bool]]()
+        for remark in remarks_on(state):
+            rounds, told = before.get(remark.about, (0, False))
+            rounds, worse = rounds + 1, remark.level == "trouble"
+            now[remark.about] = rounds, told or worse
+            again = rounds > WINDOW and rounds & (rounds - 1) == 0
+            if rounds == least or again or (rounds > least and worse and not told):
+                self._print(f"{name}: {visible(remark.text)}")
+        self._remarks[name] = now
 
     def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
         """Print once that the sampler's log-probabilities differ from the learner's, and the remedy taken."""
@@ -227,23 +256,6 @@ class Display:
             done = "log π_old of own rollouts is taken from the optimiser step"
         self._line(f"{name}: {why}: {done}")
 
-    def _of_honesty(self, name: str, metrics: Mapping[str, Any]) -> None:
-        """Print once for each peer that the honesty test found its log-probabilities to be false."""
-        for peer, of_peer in by_peer(metrics).items():
-            if of_peer.get("honesty/found_in_round") != metrics["step"]:
-                continue
-            if of_peer["honesty/found_after_tokens"] > of_peer["honesty/tokens"]:
-                continue  # found before the run was cut back; no tokens of this peer came since
-            passages = ", ".join(repr(text[:80]) for text in of_peer["honesty/passages"])
-            follows = "nothing of it is learned from now on"
-            if not of_peer["honesty/quarantined"]:
-                follows = 'honesty.action = "warn", so it is still learned from'
-            self._print(
-                f"{name}: {peer} does not draw its tokens from the log-probabilities that it reports. "
-                f"{of_peer['honesty/evidence']:.0f} nats of evidence, {of_peer['honesty/threshold']:.0f} suffice, "
-                f"after {of_peer['honesty/found_after_tokens']:,} tokens. Most telling: {passages}. {follows}"
-            )
-
     def _noted(self, name: str, metrics: Mapping[str, Any]) -> dict[str, str]:
         """A round's notes by name: reward and, if known, the share of groups with signal and tokens a second."""
         notes = {"reward": f"{metrics['reward']:.2f}"}
@@ -255,11 +267,10 @@ class Display:
             notes["tokens/s"] = f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f}"
         return notes
 
-    def _round_line(self, name: str, total: int, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
-        """A line on a round. It estimates the time left by the rounds since the first seen, or by that one alone."""
-        step, now = int(metrics["step"]), self._clock()
-        first, began = self._first.setdefault(name, (step, now))
-        parts = [f"{name}: round {step} of {total}", f"reward {metrics['reward']:.2f}"]
+    def _round_line(self, name: str, state: Standing, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
+        """A line on a round, with the time left."""
+        step = state.step
+        parts = [f"{name}: round {step} of {state.rounds}", f"reward {metrics['reward']:.2f}"]
         for right in ("format_right", "answer_right"):
             if step == 1 and right in metrics:
                 parts.append(f"{right.replace('_', ' ')} in {metrics[right]:.0%}")
@@ -278,51 +289,9 @@ class Display:
             own = by_peer(metrics).get(name.rpartition("/")[2], {})
             parts += [f"{in_bytes(own['bytes'])} sent"] if own.get("bytes") else []
             parts += [f"peak memory {in_bytes(metrics['peak_memory'])}"] if "peak_memory" in metrics else []
-        if first == step < total and "step_time" in metrics:
-            parts.append(f"about {in_time(metrics['step_time'] * (total - step))} left")
-        elif first < step < total:
-            parts.append(f"{in_time((now - began) / (step - first) * (total - step))} left")
+        if state.seconds_left is not None:
+            parts.append(f"about {in_time(state.seconds_left)} left")
         return "  ".join(parts)
-
-    def _count_unlearned(self, name: str, metrics: Mapping[str, Any], least: int = 1) -> None:
-        """Print after 1, 2, 4, 8 … rounds in a row that nothing was learned or no answer was right.
-
-        Nothing is printed before ``least`` rounds in a row.
-        """
-        no_signal, no_answer = metrics.get("frac_reward_zero_std") == 1, metrics.get("answer_right") == 0
-        found = None
-        if rounds := self._in_a_row(name, "no answer", no_answer, least):
-            found = f"no answer was right in {rounds}: ftis preflight says what to change"
-        if rounds := self._in_a_row(name, "no signal", no_signal, least):
-            found = f"the rewards of each group were equal in {rounds}, so nothing is learned: ftis preflight says why"
-            if no_answer:
-                found = f"no answer is right, and {found}"
-        if rounds := self._in_a_row(name, "no reward", no_signal and metrics["reward"] == 0, least):
-            found = f"no completion earned any reward in {rounds}, so nothing is learned: ftis preflight says why"
-        if found:
-            self._print(f"{name}: {found}")
-
-    def _in_a_row(self, name: str, what: str, happened: bool, least: int = 1) -> str:
-        """Count the rounds in a row in which something happened, and return the count in words.
-
-        The text is empty unless the count is 1, 2, 4, 8 … and at least ``least``.
-        """
-        rounds = self._unlearned[name, what] = self._unlearned.get((name, what), 0) + 1 if happened else 0
-        return counted(rounds, "round") if rounds >= least and rounds & (rounds - 1) == 0 else ""
-
-    def _compare_rewards(self, name: str, reward: float) -> None:
-        """Print that a peer's mean reward has fallen far below its best so far."""
-        rewards = self._rewards.setdefault(name, deque(maxlen=MEAN_OF))
-        rewards.append(reward)
-        now, best = fmean(rewards), self._best.get(name, 0.0)
-        if has_fallen(now, best):
-            self._print(
-                f"{name}: the reward fell from {best:.2f} to {now:.2f}, means of {counted(len(rewards), 'round')}: "
-                f"lower learning_rate; without a filter (NoIS, TIS, VIS) foreign rollouts may be the cause, too"
-            )
-            best = 0.0  # print each fall once
-            rewards.clear()
-        self._best[name] = max(best, now)
 
     def _advance(self, name: str, step: int, total: int, note: str) -> None:
         if not self.console.is_terminal:
@@ -352,9 +321,3 @@ def _first_group_line(event: FirstGroup) -> str:
 def _in_line(notes: Mapping[str, str]) -> str:
     first = [what for what in NOTES if what in notes]
     return "  ".join(f"{what} {notes[what]}" for what in [*first, *(what for what in notes if what not in first)])
-
-
-def _why(own: str, metrics: Mapping[str, Any]) -> str:
-    """The reason why a round used no foreign rollout, as the end of a line."""
-    parts = [f"{name}: {f'{count:g} ' if count else ''}{reason}" for name, reason, count in unused(own, metrics)]
-    return f" ({', '.join(parts)})" if parts else ""

@@ -61,7 +61,7 @@ def write_page(directory: str | Path) -> Path:
     """
     directory = Path(directory)
     study = read_study(directory)
-    results = compare_study(study)
+    results = compare_study(study, of_arm.troubles(study))
     compared = [
         *comparison.sections(study, results),
         Section("exchange", "What the peers took from each other", exchanges(study)),

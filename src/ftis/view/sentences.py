@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ftis.check.formatting import counted, true_minus
+from ftis.check.formatting import counted, in_time, true_minus
 from ftis.config import cut
-from ftis.records.standing import CLEARLY, Source, Standing, has_fallen
-from ftis.run.outlook import in_time
+from ftis.records.standing import CLEARLY, Source, Standing, Trouble
 
 Level = Literal["fine", "look", "trouble"]
 
@@ -21,7 +20,7 @@ LATE_BY = 2
 """The fewest rounds behind with which a peer is called late: peers of unequal speed are always one apart."""
 
 UNREWARDED = 3
-"""The fewest rounds without reward that are worth a remark: the first rounds of a weak model often earn nothing."""
+"""The fewest rounds in a row without learning that are trouble: the first rounds of a weak model often earn nothing."""
 
 SILENT, SILENT_ROUNDS = 60.0, 5
 """Seconds, and rounds in time, without a record; a peer is called silent after both."""
@@ -59,12 +58,30 @@ REASONS: Mapping[str, str] = {
 DROPS: Mapping[str, str] = {"kl": "the KL filter", "honesty": "the honesty test"}
 
 
+CAUSES: Mapping[str, str] = {
+    "at once": "completions end at once: sampling.end_tokens or sampling.stop names something that they begin with",
+    "endless": "no completion ends: raise sampling.max_completion_length, or end them by sampling.stop or end_tokens",
+    "format": "no completion has the format that the reward reads: ftis preflight says what to change",
+    "unrewarded": "the problems are too hard, or the reward refuses right answers: ftis preflight says what to change",
+    "easy": "nearly all completions are right already, so give harder problems",
+    "constant": "every completion earns the same: the reward does not tell them apart, or the problems are too easy",
+    "equal": 'in each group all rewards are equal: raise sampling.num_generations, or set training.resample = "fill"',
+    "dropped": "the selections drop every rollout: loosen objective.kl_threshold or training.selections",
+    "answer": "no answer is right, so that only the format is learned: ftis preflight says what to change",
+}
+"""The reasons of :func:`ftis.records.standing.why_nothing` in words, each with what to do."""
+
+UNPAID = ("at once", "endless", "format", "unrewarded")
+"""The reasons with which no completion earns anything."""
+
+
 @dataclass(frozen=True)
 class Remark:
-    """A sentence and its level: whether somebody should look."""
+    """A sentence and its level: whether somebody should look. ``about`` is its subject, the same in every round."""
 
     level: Level
     text: str
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,78 +138,111 @@ def _learned(peer: Standing) -> str:
 def remarks_on(peer: Standing) -> list[Remark]:
     """Remarks on things that need a look, the worst first."""
     found = [remark for source in peer.sources for remark in _of_source(peer, source)]
-    if peer.unrewarded >= UNREWARDED:
-        found.append(Remark("trouble", _unrewarded(peer)))
+    if peer.trouble is not None:
+        found.append(_of_trouble(peer, peer.trouble))
     elif peer.reward is not None:
         found += _of_reward(peer.reward, peer.best or 0.0, peer.others)
     if peer.together and peer.without_foreign:
-        text = f"Learned from nobody else in {_last(peer.without_foreign)}"
-        found.append(Remark("trouble" if peer.without_foreign >= UNREWARDED else "look", text))
+        why = ", ".join(f"{source.name}: {_unused(source)}" for source in peer.alone)
+        of = _last(peer.without_foreign)
+        if peer.finished and peer.without_foreign < peer.lately:
+            of = f"{peer.without_foreign} of {counted(peer.lately, 'round')}"
+        text = f"Learned from nobody else in {of}{f' ({why})' if why else ''}"
+        found.append(Remark("trouble" if peer.without_foreign >= UNREWARDED else "look", text, "alone"))
     if peer.silent_for is not None and peer.silent_for > max(SILENT, SILENT_ROUNDS * (peer.usual or 0)):
         usual = "" if peer.usual is None else f"; its rounds took {in_time(peer.usual)}"
         text = f"Nothing new for {in_time(peer.silent_for)}{usual}. It has stopped, or it is being evaluated"
-        found.append(Remark("trouble", text))
+        found.append(Remark("trouble", text, "silent"))
     if peer.notice:
-        found.append(Remark("look", peer.notice[:1].upper() + peer.notice[1:]))
+        found.append(Remark("look", peer.notice[:1].upper() + peer.notice[1:], "notice"))
     if peer.damage:
-        found.append(Remark("look", f"Damaged lines of its records are left out ({peer.damage})"))
+        found.append(Remark("look", f"Damaged lines of its records are left out ({peer.damage})", "damage"))
     return sorted(found, key=lambda remark: remark.level != "trouble")
 
 
+def _of_trouble(peer: Standing, trouble: Trouble) -> Remark:
+    """A remark on the reason why a peer learns nothing, or unlearns."""
+    if trouble.kind in ("fallen", "unlearned"):
+        fell = f"The reward is {share(trouble.reward)} since round {trouble.since}, {share(trouble.before)} before"
+        if trouble.kind == "unlearned":
+            fell = f"Solved {trouble.before:.3f} before training, {trouble.reward:.3f} after round {trouble.since}"
+        elif peer.solved is not None and peer.solved[1] < peer.solved[0]:
+            fell += f" (solved {peer.solved[0]:.3f} before training, now {peer.solved[1]:.3f})"
+        rate = f" ({trouble.learning_rate:g})" if trouble.learning_rate else ""
+        text = f"{fell}: the learning rate{rate} is the first thing to lower"
+        if peer.together:
+            text += "; without a filter (NoIS, TIS, VIS) foreign rollouts may be the cause, too"
+        return Remark("look" if trouble.rounds == 1 and trouble.kind == "fallen" else "trouble", text, "fallen")
+    what = "No reward" if trouble.kind in UNPAID else "Nothing learned"
+    if trouble.kind == "answer":
+        what = "No right answer"
+    since = (
+        f"{what} in {_last(trouble.rounds)}"
+        if trouble.since > 1
+        else f"{what} yet in {counted(trouble.rounds, 'round')}"
+    )
+    text = f"{since}: {CAUSES[trouble.kind]}"
+    lasting = trouble.rounds >= UNREWARDED and trouble.kind != "easy"
+    return Remark("trouble" if lasting else "look", text, trouble.kind)
+
+
 def _of_reward(reward: float, best: float, others: float | None) -> list[Remark]:
-    """Remarks on a reward that is far below the peer's own best, or below that of the others."""
-    if has_fallen(reward, best):
-        text = f"The reward fell to {share(reward)}; its best was {share(best)}"
-        return [Remark("look", f"{text}. A lower learning_rate, or F-TIS if the objective has no filter")]
+    """A remark on a reward that is clearly below the peer's own best, or below that of the others."""
+    text = ""
     if best - reward >= CLEARLY:
-        return [Remark("look", f"The reward is {share(reward)}, {share(best - reward)} below its best")]
-    if others is not None and others - reward >= CLEARLY:
-        return [Remark("look", f"The reward is {share(reward)}, clearly below that of the others ({share(others)})")]
-    return []
+        text = f"The reward is {share(reward)}, {share(best - reward)} below its best"
+    elif others is not None and others - reward >= CLEARLY:
+        text = f"The reward is {share(reward)}, clearly below that of the others ({share(others)})"
+    return [Remark("look", text, "reward")] if text else []
 
 
 def _of_source(peer: Standing, source: Source) -> list[Remark]:
     """Remarks on one other peer. A peer in quarantine is expected to bring nothing."""
+    found: list[Remark] = []
+
+    def remark(level: Level, text: str, about: str) -> None:
+        found.append(Remark(level, text, f"{about}/{source.name}"))
+
     name, lately = source.name, counted(peer.lately, "round")
-    if source.quarantined_since is not None:
-        text = f"{name} is in quarantine since round {source.quarantined_since}: it does not draw its tokens from the "
-        return [Remark("trouble", f"{text}log-probabilities that it reports")]
-    found = []
-    if source.accused_only:
-        text = f"{name} does not draw its tokens from the log-probabilities that it reports, and is still learned from"
-        found.append(Remark("trouble", text))
+    if source.quarantined_since is not None or source.accused_only:
+        text = f"{name} does not draw its tokens from the log-probabilities that it reports"
+        evidence = f" ({source.evidence:.0f} nats of evidence, {source.needed:.0f} suffice)" if source.needed else ""
+        follows = "and is still learned from"
+        if source.quarantined_since is not None:
+            follows = f"so nothing of it is learned since round {source.quarantined_since}"
+        remark("trouble", f"{text}{evidence}, {follows}", "honesty")
+        if source.quarantined_since is not None:
+            return found
     if source.rejected:
         n, why = sum(source.rejected.values()), ", ".join(REASONS.get(r, r) for r in source.rejected)
-        first = source.first_rejection
-        quoted = f" ({cut(first, LONGEST_WORDS)})" if first else ""
-        found.append(Remark("trouble", f"{n:,} rejected from {name} in {lately}: {why}{quoted}"))
+        quoted = f" ({cut(source.first_rejection, LONGEST_WORDS)})" if source.first_rejection else ""
+        remark("trouble", f"{n:,} rejected from {name} in {lately}: {why}{quoted}", "rejected")
     if not peer.finished and source.behind >= LATE_BY:
-        found.append(Remark("look", f"{name} is {source.behind} rounds late"))
-    if source.missing == peer.lately:
-        found.append(Remark("trouble", f"Nothing came from {name} in {_last(peer.lately)}"))
-    elif source.missing:
-        found.append(Remark("look", f"Nothing came from {name} in {source.missing} of the last {lately}"))
+        remark("look", f"{name} is {source.behind} rounds late", "behind")
     if source.late:
-        found.append(Remark("look", f"{counted(source.late, 'message')} of {name} came late in {lately}"))
+        remark("look", f"{counted(source.late, 'message')} of {name} came late in {lately}", "late")
+    if peer.without_foreign >= peer.lately:  # that remark says why
+        return found
+    if source.missing == peer.lately:
+        remark("trouble", f"Nothing came from {name} in {_last(peer.lately)}", "missing")
+    elif source.missing:
+        remark("look", f"Nothing came from {name} in {source.missing} of the last {lately}", "missing")
     if source.offered and not source.used and not source.rejected:
-        found.append(Remark("look", f"Nothing of {name} was learned from in {_last(peer.lately)}: {_unused(source)}"))
+        remark("look", f"Nothing of {name} was learned from in {_last(peer.lately)}: {_unused(source)}", "unused")
     return found
 
 
 def _unused(source: Source) -> str:
-    parts = [f"{DROPS.get(reason, reason)} dropped {n:,}" for reason, n in source.dropped.items()]
+    """The reasons why nothing of a source was learned."""
+    if source.quarantined_since is not None:
+        return f"in quarantine since round {source.quarantined_since}"
+    if source.missing and source.missing == source.rounds:
+        return "nothing came"
+    parts = [f"{n:,} rejected as {REASONS.get(reason, reason)}" for reason, n in source.rejected.items()]
+    parts += [f"{DROPS.get(reason, reason)} dropped {n:,}" for reason, n in source.dropped.items()]
     if source.zero:
         parts.append(f"{source.zero:,} are in groups whose rewards are all equal")
-    return ", ".join(parts) or "it was passed over"
-
-
-def _unrewarded(peer: Standing) -> str:
-    since = f"No reward yet in {counted(peer.unrewarded, 'round')}"
-    if peer.unrewarded < peer.step:
-        since = f"No reward in {_last(peer.unrewarded)}"
-    if peer.formats is None:
-        return f"{since}: see the completions, or ask ftis preflight"
-    return f"{since}: format right in {peer.formats.right} of {peer.formats.of}, see the completions"
+    return " and ".join(parts) or ("it was passed over" if source.offered else "it offered no groups")
 
 
 def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:

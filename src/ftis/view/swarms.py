@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftis.check.formatting import counted
-from ftis.run.outlook import in_time
+from ftis.check.formatting import counted, in_time
 from ftis.swarm.facts import is_count
 from ftis.swarm.onlooker import Happened, NetworkRun, Onlooker, PeerView
 from ftis.view.arm import LAST_EVENTS, EventLine, Events, Glance

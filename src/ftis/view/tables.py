@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ftis.check.advice import BELOW, advice, easy_formats, verdict
 from ftis.check.estimate import checkpoints_kept
-from ftis.check.formatting import counted, in_bytes, number, seconds_text, visible
+from ftis.check.formatting import counted, in_bytes, in_time, number, seconds_text, visible
 from ftis.check.plan import rate_advice
 from ftis.check.preflight import Sounding
 from ftis.config import Recipe, cut
@@ -22,7 +22,6 @@ from ftis.engines.machine import cores
 from ftis.prompts import AnswerKind
 from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
-from ftis.run.outlook import in_time
 from ftis.run.processes import runs_in_parallel
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, by_budget, headlines

@@ -1,0 +1,237 @@
+"""The progress of a run on a terminal and off it."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ftis.records.events import (
+    ArmBegun,
+    Evaluated,
+    Event,
+    FirstGroup,
+    JobEnded,
+    JobsKnown,
+    Place,
+    RoundEnded,
+    Sounded,
+)
+from ftis.records.reading import RoundRow
+from ftis.records.standing import standing
+from ftis.view.progress import Display
+from ftis.view.sentences import remarks_on
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
+    out, clock = io.StringIO(), Clock()
+    display, place = Display(Console(file=out, width=200), clock), Place(arm="F-TIS", peer="a")
+    display(ArmBegun(("a",), 4, place=Place(arm="F-TIS")))
+    for step in range(1, 5):
+        clock.now += 30
+        row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
+        spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 3e-5}
+        display(RoundEnded({**row, **spent}, place))
+    assert out.getvalue().splitlines()[1:] == [
+        "F-TIS/a: round 1 of 4  reward 0.25  50% of all groups with signal  12.3 s  150 tokens/s  about 37 s left",
+        "F-TIS/a: round 2 of 4  reward 0.25  50% of all groups with signal  12.3 s  75 tokens/s  about 25 s left",
+        "F-TIS/a: round 3 of 4  reward 0.25  50% of all groups with signal  8.34 s and 4 s waiting  50 tokens/s  "
+        "about 12 s left",
+        "F-TIS/a: round 4 of 4  reward 0.25  50% of all groups with signal  12.3 s  38 tokens/s",
+    ]
+
+
+def test_off_a_terminal_an_experiment_tells_of_a_round_once_a_minute() -> None:
+    out, clock = io.StringIO(), Clock()
+    display = Display(Console(file=out, width=200), clock)
+    place = Place(arm="alone", peer="a", job="seed 1 alone a")
+    display(ArmBegun(("a",), 5, place=place))
+    for step in range(1, 6):
+        clock.now += 25
+        display(
+            RoundEnded(
+                {"step": step, "reward": 0.5, "step_time": 20.0, "tokens_sampled": 80 * step, "time/sample": 4.0}, place
+            )
+        )
+    assert out.getvalue().splitlines() == [
+        "seed 1 alone a/a: round 1 of 5  reward 0.50  20 s  20 tokens/s  about 80 s left",
+        "seed 1 alone a/a: round 4 of 5  reward 0.50  20 s  20 tokens/s  about 20 s left",
+    ]
+
+
+def told(rows: list[dict[str, Any]], job: str = "", evaluated: float | None = None) -> list[list[str]]:
+    """What is printed of a peer after each of these rounds, besides the round's own line."""
+    out = io.StringIO()
+    display, place = Display(Console(file=out, width=400), Clock()), Place(arm="F-TIS", peer="a", job=job)
+    display(ArmBegun(("a",), len(rows), place=replace(place, peer="")))
+    if evaluated is not None:
+        display(Evaluated(0, {"validation": evaluated}, place, 50))
+    found = []
+    for step, row in enumerate(rows, 1):
+        before = len(out.getvalue())
+        display(RoundEnded({"step": step, "step_time": 1.0, **row}, place))
+        lines = out.getvalue()[before:].splitlines()
+        found.append([line.partition("/a: ")[2] for line in lines if not line.partition("/a: ")[2].startswith("round")])
+    return found
+
+
+GOOD, NOTHING = {"reward": 0.5, "frac_reward_zero_std": 0.5}, {"reward": 0.0, "frac_reward_zero_std": 1.0}
+ALONE = {**GOOD, "without_foreign": True, "peer/a/delivered": True, "peer/b/delivered": False}
+
+
+def test_a_terminal_prints_what_the_page_says() -> None:
+    """A remark is printed once, again when it becomes trouble, and again if it lasts for long."""
+    for rows in ([NOTHING] * 40, [ALONE] * 40, [GOOD] * 3 + [NOTHING] * 37):
+        recorded = [RoundRow(step, row) for step, row in enumerate(rows, 1)]
+        printed, levels = told(rows), dict[str, list[int]]()
+        for step in range(1, len(rows) + 1):
+            swarm = ["a", "b"] if "without_foreign" in rows[0] else ["a"]
+            said = {r.text: r for r in remarks_on(standing("a", len(rows), recorded[:step], swarm))}
+            assert set(printed[step - 1]) <= set(said)
+            for text in printed[step - 1]:
+                levels.setdefault(said[text].about, []).append(step)
+        for steps in levels.values():
+            assert [step - steps[0] + 1 for step in steps] in ([1, 16, 32], [1, 2, 16, 32], [1, 3, 16, 32], [1, 2, 16])
+
+
+def test_a_problem_of_a_job_is_printed_once_it_has_lasted() -> None:
+    for rows in ([NOTHING] * 9, [ALONE] * 9):
+        assert [i for i, lines in enumerate(told(rows, job="seed 1 alone"), 1) if lines] == [4]
+    assert not any(told([ALONE, ALONE, GOOD | {"peer/a/delivered": True}] * 3, job="seed 1 alone"))
+
+
+def test_a_text_of_another_peer_is_made_visible() -> None:
+    row = ALONE | {"peer/b/delivered": True, "peer/b/rejected/empty": 1, "peer/b/first_rejection": "a\u202eb[bold]"}
+    (lines,) = told([row])
+    assert any("a⟨U+202E⟩b[bold]" in line for line in lines)
+
+
+def test_the_time_left_of_an_experiment_is_that_of_its_jobs() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200), Clock())
+    jobs = [f"seed {seed} alone" for seed in range(3)]
+    display(JobsKnown(3, 0, dict.fromkeys(jobs, ("alone", 2)), 1))
+    for job in jobs:
+        place = Place("alone", "a", job)
+        display(ArmBegun(("a",), 2, place=replace(place, peer="")))
+        for step in (1, 2):
+            display(RoundEnded({"step": step, "reward": 0.5, "step_time": 30.0}, place))
+        display(JobEnded(place=Place(job=job)))
+    ended = [line.partition(": ")[2] for line in out.getvalue().splitlines() if "finished: " in line]
+    assert ended == ["1 of 3 jobs, about 2.0 min left", "2 of 3 jobs, about 60 s left", "3 of 3 jobs, about 0 s left"]
+
+
+def on_a_terminal(events: list[Event], width: int = 200) -> tuple[str, str]:
+    """What is printed above the bars, and the bars after the last event."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    display = Display(console, Clock())
+    for event in events:
+        display(event)
+    printed = out.getvalue()
+    console.print(display._bars.get_renderable())
+    return printed, out.getvalue().removeprefix(printed)
+
+
+def rounds_of_a_peer(place: Place) -> list[Event]:
+    row = {"reward": 0.25, "frac_reward_zero_std": 0.5, "format_right": 0.75, "answer_right": 0.125, "step_time": 9.0}
+    row |= {
+        f"peer/{place.peer}/bytes": 12345,
+        "peer/other/bytes": 9,
+        "peer/other/delivered": True,
+        "peak_memory": 3_210_000_000,
+    }
+    return [
+        RoundEnded({**row, "step": step, "tokens_sampled": 300 * step, "time/sample": 2.0 * step}, place)
+        for step in (1, 2)
+    ]
+
+
+def test_a_terminal_shows_signal_and_speed_and_what_round_1_was_like() -> None:
+    place = Place(arm="F-TIS", peer="a")
+    printed, bars = on_a_terminal([ArmBegun(("a",), 4, place=Place(arm="F-TIS")), *rounds_of_a_peer(place)])
+    assert printed.splitlines() == [
+        "F-TIS/a: round 1 of 4  reward 0.25  format right in 75%  answer right in 12%  50% of all groups with signal  "
+        "9 s  150 tokens/s  12.3 kB sent  peak memory 3.21 GB  about 27 s left"
+    ]
+    assert "2/4" in bars
+    assert "reward 0.25  signal 50%  tokens/s 75" in bars
+
+
+def test_a_narrow_terminal_shows_what_a_round_is_like_in_place_of_a_bar() -> None:
+    place = Place(arm="F-TIS", peer="large-b")
+    evaluated = Evaluated(0, {"validation": 0.7, "ood-clock": 0.635}, place)
+    begun = ArmBegun(("large-b",), 40, place=Place(arm="F-TIS"))
+    _, bars = on_a_terminal([begun, evaluated, *rounds_of_a_peer(place)], width=80)
+    (line,) = bars.splitlines()
+    assert line.startswith("F-TIS/large-b  2/40 ")
+    assert " reward 0.25  val 0.700  signal 50%  tokens/s 75  oo" in line
+    assert line.endswith("…")
+    assert "━" not in line
+    _, bars = on_a_terminal([begun, evaluated, *rounds_of_a_peer(place)])
+    assert "reward 0.25  val 0.700  signal 50%  tokens/s 75  ood-clock 0.635" in bars
+    assert "━" in bars
+
+
+def test_an_experiment_on_a_terminal_shows_the_jobs_that_run() -> None:
+    begun, a, b = JobsKnown(3, 0), Place("F-TIS", "a", "seed 0 F-TIS"), Place("alone", "b", "seed 0 alone b")
+    arms = [ArmBegun(("a",), 4, place=replace(of, peer="")) for of in (a, b)]
+    events = [begun, *arms, *rounds_of_a_peer(a), *rounds_of_a_peer(b)[:1]]
+    printed, bars = on_a_terminal(events)
+    assert printed == ""
+    of_jobs, of_a, of_b = bars.splitlines()[:3]
+    assert "0/3" in of_jobs
+    assert of_a.startswith("seed 0 F-TIS")
+    assert "2/4" in of_a
+    assert "a: reward 0.25  signal 50%  tokens/s 75" in of_a
+    assert "b: reward 0.25  signal 50%  tokens/s 150" in of_b
+    _, bars = on_a_terminal([*events, JobEnded(place=Place(job=a.job))])
+    assert [line.split("━")[0].strip() for line in bars.splitlines()[:2]] == ["jobs", "seed 0 alone b"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -> None:
+    out, now = io.StringIO(), 100.0
+    display = Display(Console(file=out, width=200, force_terminal=terminal, color_system=None), clock=lambda: now)
+    display(Sounded(0, 14, Place(peer="a")))
+    display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, ("that is so",), Place(peer="a")))
+    now = 130.0
+    display(Sounded(1, 14, Place(peer="a")))
+    now = 140.0
+    display(Sounded(12, 14, Place(peer="a")))
+    display(Sounded(13, 14, Place(peer="a")))  # three seconds left: not worth a word
+    display(Sounded(14, 14, Place(peer="a")))
+    display(FirstGroup(12, 0.25, None, None, 0, 80.0, (), Place(peer="b")))
+    display(FirstGroup(12, 0.25, None, None, 0, 80.0, ("that is so",), Place(peer="b")))
+    verdict = (
+        "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
+        "11 without an end  1,234 tokens/s"
+    )
+    others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: if other groups are like it, the same"]
+    lines = [
+        "a: loaded",
+        verdict,
+        "a: if other groups are like it, that is so",
+        "a: 7% of its preflight done, about 6.5 min left",
+        "a: 86% of its preflight done, about 7 s left",
+    ]
+    lines += ["a: 93% of its preflight done", "a: 100% of its preflight done", *others]
+    assert out.getvalue().split("\n")[:-1] == ([*lines[1:3], *others] if terminal else lines)
+
+
+def test_a_bar_is_as_long_as_what_is_known_to_come() -> None:
+    display = Display(Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None))
+    for done, most in ((0, 1), (1, 14), (7, 14), (7, 20)):
+        display(Sounded(done, most, Place(peer="a")))
+        (bar,) = display._bars.tasks
+        assert (bar.completed, bar.total) == (done, most)
