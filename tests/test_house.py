@@ -41,7 +41,7 @@ WINGS = {
     "text": "token_bytes completions units messages selection",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
-    "rewards": "scoring helper units grammar numbers shapes latex formulas gym answers parts",
+    "rewards": "scoring helper words grammar numbers shapes latex formulas gym answers parts",
     "engines": "machine devices optimizers hub texts models offload windows rows lengths lines head microbatches slots "
     "linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
     "recipe": "own_code parsing arms",

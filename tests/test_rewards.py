@@ -205,3 +205,19 @@ def test_another_function_has_answers_of_its_own() -> None:
     own: Any = Scorer(lambda **_: [0.0], "mine.own", {"extract": "last_number"})
     for score in (own, lambda *_: (0.0,)):
         require_rewardable(score, [Prompt(0, "q", "two")], "task 'mine', problem")
+
+
+def test_an_answer_may_count_what_its_problem_asks_for() -> None:
+    asked = [
+        ("How many figurines does Ann have?", "5 figurines"),
+        ("How many figurines does Ann have?", "\\boxed{5\\text{ figurines}}"),
+        ("Combien de moutons reste-t-il ?", "5 moutons"),
+        ("Сколько котят у Анны?", "5 котят."),
+        ("How many more figurines has she?", "5 more figurines"),
+    ]
+    other = "A figurine weighs 2 ounces. What do 5 figurines weigh?"
+    for problem, given_text in asked:
+        completion = f"<think></think><answer>{given_text}</answer>"
+        for kind in ("number", "math"):
+            found = format_and_answer([problem, other], [completion] * 2, [[]] * 2, answer=["5"] * 2, answer_kind=kind)
+            assert found == [1.0, 0.0]

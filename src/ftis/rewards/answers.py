@@ -15,6 +15,7 @@ from ftis.rewards.formulas import formulas_equal
 from ftis.rewards.grammar import partners
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
 from ftis.rewards.scoring import RewardError, Scorer
+from ftis.rewards.words import without_asked
 from ftis.rollouts import Prompt
 from ftis.tasks.gym_judge import OwnScore
 from ftis.tasks.problems import excerpt
@@ -51,12 +52,13 @@ def format_and_answer(
         think_tag, answer_tag, extract: the format, see :func:`extract_answer`.
         pass_mark: the least score of a right answer.
         reasoning_gym: [N] the problem's own scorer, for ``answer_kind = "reasoning_gym"``.
-        prompts, completion_ids, columns: ignored; the signature of reward functions has them.
+        prompts: [N] the problems, whose things answers may count.
+        completion_ids, columns: ignored; the signature of reward functions has them.
     """
     rewards = []
     own_scores = reasoning_gym or [None] * len(completions)
-    for completion, expected, own in zip(completions, answer, own_scores, strict=True):
-        well_formed, score = graded(completion, expected, answer_kind, think_tag, answer_tag, extract, own)
+    for prompt, completion, expected, own in zip(prompts, completions, answer, own_scores, strict=True):
+        well_formed, score = graded(completion, expected, answer_kind, think_tag, answer_tag, extract, own, str(prompt))
         right = score if partial_credit else float(score >= pass_mark)
         if format_weight is None:
             rewards.append(well_formed * right)
@@ -73,6 +75,7 @@ def graded(
     answer_tag: str = "answer",
     extract: Extract = "tags",
     own: OwnScore | None = None,
+    problem: str = "",
 ) -> tuple[bool, float]:
     """Whether a completion's format is right, and its answer's score, from 0 to 1.
 
@@ -82,6 +85,8 @@ def graded(
     well_formed = given is not None
     if given is None and extract == "tags":
         given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
+    if given is not None and answer_kind in ("number", "math"):
+        given = without_asked(given, problem)
     return well_formed, 0.0 if given is None else answer_score(given, expected, answer_kind, own)
 
 

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 import re
 
-from ftis.rewards.grammar import FORMULA, MOST_WRITTEN, SIGNS, balanced, bare, rewrite, too_nested
+from ftis.rewards.grammar import FORMULA, MOST_WRITTEN, RELATION, SIGNS, balanced, bare, rewrite, too_nested
 from ftis.rewards.latex import holds
 from ftis.rewards.numbers import read_number
 from ftis.rewards.shapes import DIGITS, LETTER, Question, question
-from ftis.rewards.units import (
-    NUMBER_WORDS,
-    RELATION,
-    TEXT,
-    WORDS,
-    as_text,
-    says_more,
-    units_differ,
-    without_nouns,
-    without_unit,
-)
+from ftis.rewards.words import TEXT, WORDS, last_words, units_differ
 
 
 def formulas_equal(given: str, expected: str) -> bool:
@@ -39,13 +29,12 @@ def formulas_equal(given: str, expected: str) -> bool:
     given, expected = rewrite(SIGNS, _in_powers_of_ten(given, expected)), rewrite(SIGNS, expected)
     if (verdict := _same_words(given, expected)) is not None:
         return verdict
-    one, other = _one_formula(given), as_text(_one_formula(expected) or expected)
-    if one is None or too_nested(one) or units_differ(bare(given), bare(expected)):
+    one, other = _one_formula(given), _one_formula(expected) or expected
+    if one is None or too_nested(one) or units_differ(bare(given), bare(expected)) or says_more(one, other):
         return False
-    one = as_text(one, other)
-    if says_more(one, other) or goes_on(one, other):
-        return False
-    one, other = (_LAST_WORDS.sub("", without_nouns(side)).strip() for side in (one, other))
+    if last_words(other) and last_words(bare(given)) and not last_words(one):
+        return False  # eggs are no dozen
+    one, other = (_LAST_WORDS.sub("", side).strip() for side in (one, other))
     sides = sides_to_check(one, other)
     if any(bases_differ(side, other) for side in (one, *sides)):
         return False
@@ -137,7 +126,12 @@ def _in_powers_of_ten(given: str, expected: str) -> str:
 
 # --- signs of another answer ------------------------------------------------------------------------------------------
 
-_GOES_ON = re.compile(r"(?<=[0-9})])\s*(?:'+|[+,]?\s*(?:\.\.\.|\\[lc]?dots))\s*$|\\[pb]?mod(?![A-Za-z])")
+_GOES_ON = re.compile(
+    r"(?<=[0-9})])\s*(?:'+|[+,]?\s*(?:\.\.\.|\\[lc]?dots))\s*$|\\[pb]?mod(?![A-Za-z])"
+    r"|\\(?:gcd|(?:operatorname\s*\{\s*)?lcm\}?)\s*\([^()]*[A-Za-z]"
+)
+_PROSE = re.compile(r"(?:[^\W\d_]|[\s.,:;()])*")
+_WORD = re.compile(r"[^\W\d_]+")
 _IN_BASE = re.compile(
     r"(?<![\\A-Za-z0-9.])(?:[A-Za-z]*[0-9.][0-9A-Za-z.]*|[A-Za-z]{2,}|^[A-Za-z](?=\s*_[^_=]*$)|[)\]}])(?:\s|\\[,;:! ])*"
     r"_\s*(?:\{([^{}]+)\}|([0-9]+|[A-Za-z]))"
@@ -145,8 +139,16 @@ _IN_BASE = re.compile(
 _WHOLE_IN_BASE = re.compile(r"[+-]?[0-9][0-9A-Za-z.]*\s*_[^_=]*")
 
 
-def goes_on(given: str, expected: str) -> bool:
-    """Whether dots, a prime or a modulus stand behind the number of ``given`` and make another of it."""
+def says_more(given: str, expected: str) -> bool:
+    """Whether something beside the formula of ``given`` makes another answer of it.
+
+    Words that the grammar leaves, and ``expected`` has not, as in ``9\\text{ thousand}``; dots, primes and moduli
+    behind a number; divisors of letters, as libraries take them for numbers.
+    """
+    known = {*_WORD.findall(re.sub(r"\\[A-Za-z]+", "", expected)), "or", "and"}
+    for words, behind in WORDS.findall(given):
+        if behind != "}" or not _PROSE.fullmatch(words) or not known.issuperset(_WORD.findall(words)):
+            return True
     return _GOES_ON.search(RELATION.split(given)[-1]) is not None and not _GOES_ON.search(expected)
 
 
@@ -155,31 +157,28 @@ def bases_differ(given: str, expected: str) -> bool:
 
     A number in none is one in base ten. Only ``given`` may leave out the base, as the problem names it.
     """
-    one, other = _bases(given), _bases(expected)
+    one, other = (
+        {(found[1] or found[2]).strip("() ") for found in _IN_BASE.finditer(side)} for side in (given, expected)
+    )
     if not other:
         plain = _WHOLE_IN_BASE.fullmatch(RELATION.split(given)[-1].strip()) and re.fullmatch(r"[+-]?[0-9.]+", expected)
         return plain is not None and one not in (set(), {"10"})
     return bool(one) and one != other
 
 
-def _bases(text: str) -> set[str]:
-    return {(found[1] or found[2]).strip("() ") for found in _IN_BASE.finditer(text)}
-
-
 # --- the sides of an equation -----------------------------------------------------------------------------------------
 
 _OPERATIONS = re.compile(
-    r"\\(?:[dtc]?frac|sqrt|cdot|times|div|left|right|pm|mp|pi|infty|[dt]?binom|[lr](?:floor|ceil|vert)|arc(?:sin|cos|tan)|"
-    r"(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|gcd|min|max)(?![A-Za-z])"
+    r"\\(?:frac|sqrt|cdot|times|div|left|right|pm|mp|pi|infty|[dt]?binom|[lr](?:floor|ceil|vert)|q?quad|"
+    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|gcd|min|max)(?![A-Za-z])"
 )
 """Commands that make a number of numbers."""
-_NOUN = re.compile(r"(?<=[0-9])\s+[A-Za-z]{4,}\s*$")
 _THEREFORE = re.compile(r"\\(?:[Rr]ightarrow|implies|therefore)(?![A-Za-z])")
-_CONSTANTS = {"e"}
 _VARIABLE = rf"{LETTER}(?:\s*(?:\^\s*(?:-1|\{{\s*-1\s*\}})\s*)?\([^()A-Za-z]*\))?"
-_VARIABLES = re.compile(_VARIABLE)
 _FUNCTION = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?:\s*[\^_]\s*(?:\{[^{}]*\}|[0-9]))?(?![a-z])"
 _NAME = re.compile(rf"(?:{_FUNCTION}\s*[({{\[|]?\s*[0-9]*|[({{\[|]?)\s*{_VARIABLE}\s*[)}}\]|]?")
+_UNKNOWN_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:[A-Z]+|a?[b-df-hj-np-tv-z]{1,2})(?![A-Za-z]))[A-Za-z]{2,}")
+"""Letters that name no points and no product, as few variables are vowels."""
 _POWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9])")
 """A question may ask for a power of a matrix, as for its inverse."""
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
@@ -189,11 +188,10 @@ _DECIMAL = re.compile(r"[+-]?[0-9]*(?:\.([0-9]+)|(?<=[0-9]))")
 def sides_to_check(given: str, expected: str) -> list[str]:
     """The sides of the equation ``given``, except its last, that must equal ``expected`` themselves.
 
-    ``x = 5`` gives x, so its last side counts. So do ``f(2) = 5``, ``\\text{Area} = 5``, and a side of several
-    variables, as ``a + b = 5``. In ``2 + 3 = 5`` the first must be right as well, or ``10 = 9`` would pass for 9, and
-    so in ``10 \\equiv 9``. Nor does one variable name an answer with more than its name, as in ``2x = 9``, unless a
-    name stands before it: ``A = \\pi r^2 = 9\\pi``. An expected equation is compared whole, and so is a list such as
-    ``x = 5, y = 6``.
+    ``x = 5`` gives x, so its last side counts. So do ``f(2) = 5`` and a side of several variables, as ``a + b = 5``.
+    In ``2 + 3 = 5`` the first must be right as well, or ``10 = 9`` would pass for 9, and so in ``10 \\equiv 9`` and
+    ``nicht = 9``. Nor does one variable name an answer with more than its name, as in ``2x = 9``, unless a name stands
+    before it: ``A = \\pi r^2 = 9\\pi``. An expected equation is compared whole, and so is a list.
     """
     if RELATION.search(expected):
         return []
@@ -210,22 +208,10 @@ def sides_to_check(given: str, expected: str) -> list[str]:
 
 
 def _sides(statement: str) -> list[str]:
-    """All sides but the last, without words and units, except parts of lists, which cannot be read alone."""
-    sides = [re.sub(r"\\q?quad(?![A-Za-z])", "", WORDS.sub(_word, side)) for side in RELATION.split(statement)[:-1]]
-    plain = [_NOUN.sub("", without_unit(side.strip())).strip() for side in sides]
-    alone = [side for side in plain if "," not in side and "dots" not in side]
+    """All sides but the last, except parts of lists, which cannot be read alone."""
+    sides = [re.sub(r"\\q?quad(?![A-Za-z])", "", side).strip() for side in RELATION.split(statement)[:-1]]
+    alone = [side for side in sides if "," not in side and "dots" not in side]
     return [side for side in alone if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}"))]
-
-
-def _word(found: re.Match[str]) -> str:
-    """Nothing for words, except a number, a letter or the sign of a list."""
-    words = found[1].strip()
-    if found[2] != "}":
-        return found[0]
-    if words in ("or", "and"):
-        return ","
-    letter = found[0].startswith("\\math") and len(words) == 1
-    return words if letter or words[:1].isdigit() or NUMBER_WORDS.fullmatch(words) else ""
 
 
 def _has_letters(side: str) -> bool:
@@ -234,11 +220,11 @@ def _has_letters(side: str) -> bool:
 
 def _is_name(side: str) -> bool:
     """Whether a side with letters is one variable or function alone, or has several variables."""
-    side = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;:! ]", "", side)
-    if NUMBER_WORDS.fullmatch(side):
+    side = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;:! ]|\\operatorname\s*\{[A-Za-z]+\}", "", side)
+    if _UNKNOWN_WORD.search(side):
         return False
     side = re.sub(r"\([^()]*\)", _argument, side)
-    variables = set(_VARIABLES.findall(_OPERATIONS.sub(" ", side))) - _CONSTANTS
+    variables = set(re.findall(_VARIABLE, _OPERATIONS.sub(" ", side))) - {"e"}
     return _NAME.fullmatch(side) is not None or len(variables) > 1
 
 

@@ -5,13 +5,12 @@ table, to the given and to the expected answer alike. No rule evaluates anything
 
 ===============  =======================================================================================
 :data:`SIGNS`    all: signs of Unicode as LaTeX, digits of any script, powers of ten in words
-:data:`FORMULA`  formulas: dollar signs, units, spaces in numbers, degrees, bases, powers and the like
-:data:`NUMBER`   numbers: signs and gaps of a whole answer, which may be an equation
-:data:`AMOUNT`   numbers: units, words and brackets around the number on one side of it
+:data:`FORMULA`  all but running text: dollar signs, words, spaces in numbers, degrees, bases and the like
+:data:`NUMBER`   numbers, afterwards: what would be a list or a variable in a formula
 :data:`PROSE`    running text: gaps inside numbers, and currencies before them
 ===============  =======================================================================================
 
-:mod:`ftis.rewards.formulas` has the rules that take both answers, :mod:`ftis.rewards.units` the units and words.
+:mod:`ftis.rewards.formulas` has the rules that take both answers, :mod:`ftis.rewards.words` the words.
 """
 
 from __future__ import annotations
@@ -22,20 +21,7 @@ from functools import partial
 from typing import NamedTuple
 from unicodedata import decimal, normalize
 
-from ftis.rewards.units import (
-    ABROAD,
-    DEGREE,
-    DEGREES,
-    MONEY,
-    RATE,
-    SCALE,
-    SCALES,
-    SYMBOLS,
-    TEXT,
-    as_text,
-    without_nouns,
-    without_unit,
-)
+from ftis.rewards.words import CURRENCIES, DEGREE, MONEY, SYMBOLS, TEXT, without_words
 
 MOST_WRITTEN = 30
 """Brackets inside brackets, with those that change nothing, as in ``{{{5}}}``."""
@@ -94,25 +80,19 @@ def without_doubles(text: str) -> str:
     return "".join(character for place, character in enumerate(text) if place not in dropped)
 
 
-def _script(mark: str, small: str) -> Callable[[re.Match[str]], str]:
-    """Raised or lowered digits as plain ones behind ``mark``; braces only around several."""
-    plain = str.maketrans(small, "0123456789-"[: len(small)])
-
-    def behind_mark(found: re.Match[str]) -> str:
-        digits = found[0].translate(plain)
-        return f"{mark}{digits}" if len(digits) == 1 else f"{mark}{{{digits}}}"
-
-    return behind_mark
+def _compatible(text: str) -> str:
+    """A text with its full-width, mathematical and squared letters as plain ones, and digits of any script as ours."""
+    return re.sub(r"\d", lambda digit: str(decimal(digit[0])), normalize("NFKC", text))
 
 
-def _plain(found: re.Match[str]) -> str:
-    """A sign in the letters that it stands for: those of a unit are words, as in ``㎡``."""
-    plain = str(decimal(found[0], "")) or normalize("NFKC", found[0])
-    return re.sub("^([^23]+)([23]?)$", _unit, plain) if "\u3380" <= found[0] <= "\u33df" else plain
+_SMALL = {"⁰¹²³⁴⁵⁶⁷⁸⁹⁻": "^", "₀₁₂₃₄₅₆₇₈₉": "_"}
 
 
-def _unit(found: re.Match[str]) -> str:
-    return rf"\text{{ {found[1]}}}" + (f"^{found[2]}" if found[2] else "")
+def _script(found: re.Match[str]) -> str:
+    """Raised or lowered digits as plain ones behind their mark; braces only around several."""
+    digits = normalize("NFKC", found[0]).replace("\N{MINUS SIGN}", "-")
+    mark = next(mark for small, mark in _SMALL.items() if found[0][0] in small)
+    return mark + (digits if len(digits) == 1 else f"{{{digits}}}")
 
 
 def _root(found: re.Match[str]) -> str:
@@ -120,10 +100,16 @@ def _root(found: re.Match[str]) -> str:
     return rf"\sqrt{index}{{{found[3] or found[4] or found[5] or ''}}}"
 
 
+_SCALES = {"hundred|[百백]": 2, "thousand|[千천](?![克米瓦])": 3, "[万萬만]": 4, "million": 6, "[亿億억]": 8}
+_SCALES |= {"billion": 9, "trillion": 12}
+"""Patterns of words behind a number that multiply it, and their powers of ten."""
+_SCALE = "|".join(_SCALES)
+
+
 def _scaled(found: re.Match[str]) -> str:
     """The power of ten that a word stands for; more words of the same ``\\text`` stay in it."""
     word = (found[2] or found[4]).lower()
-    power = next(power for power, words in SCALES.items() if re.fullmatch(words, word))
+    power = next(power for words, power in _SCALES.items() if re.fullmatch(words, word))
     return rf"\cdot 10^{{{power}}}{found[1] if found[1] and not found[3] else ''}"
 
 
@@ -142,17 +128,12 @@ def _as_fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{over}}}{{{(10 ** len(again) - 1) * 10 ** len(fixed)}}}"
 
 
-_BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
-_BASES += ["fourteen", "fifteen", "sixteen"]
+_BASE = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen"
 
 
 def _base_in_digits(found: re.Match[str]) -> str:
     base = found[1] or found[2] or found[3]
-    return f"_{{{_BASES.index(base) + 2 if base in _BASES else base}}}"
-
-
-def _without_rate(text: str) -> str:
-    return re.sub(RATE, "", text) if text.lstrip("+-").startswith(("$", r"\$")) else text
+    return f"_{{{base if base.isdigit() else _BASE.split('|').index(base) + 2}}}"
 
 
 def _joined_lines(text: str) -> str:
@@ -162,29 +143,22 @@ def _joined_lines(text: str) -> str:
 # --- patterns that several rules share --------------------------------------------------------------------------------
 
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_SPACES = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
-_POWERS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
-_INDICES = "₀₁₂₃₄₅₆₇₈₉"
-FRACTION = r"\\[dtc]?frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![.,]?[0-9])"
-CURRENCIES = "USD|EUR|GBP"
-_BASE = "|".join(_BASES)
+FRACTION = r"\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![.,]?[0-9])"
+RELATION = re.compile(r"(?<![<>!\\])=|\\(?:equiv|approx|in)(?![A-Za-z])")
+"""The signs between the sides of an equation."""
+_GAP = r"(?:\s|\\[,;:! ])"
 
 _GROUPED = (
-    _sub(r"12'000 or 12,\!000", "12000 or 12000", r"(?<=[0-9])(?:\{,\}|\\[,;:! ]|,\\!\s*|~|['’])(?=[0-9]{3}(?![0-9]))"),
+    _sub(r"12'000 or 12,\!000", "12000 or 12000", r"(?<=[0-9])(?:\{,\}|\\[,;:! ]|,\\!\s*|['’])(?=[0-9]{3}(?![0-9]))"),
     _sub(
         "70 000",
         "70000",
-        rf"(?<![0-9A-Za-z.,^])[1-9][0-9]{{0,2}}(?:[{_SPACES}][0-9]{{3}})+(?![0-9A-Za-z/]|,[0-9])",
-        lambda found: re.sub(f"[{_SPACES}]", "", found[0]),
+        r"(?<![0-9A-Za-z.,^])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9A-Za-z/]|,[0-9])",
+        lambda found: found[0].replace(" ", ""),
     ),
 )
-_ANSWER = _sub(
-    "The answer is: 5",
-    "5",
-    rf"^(?:{TEXT}\s*)?(?i:(?:the )?(?:final )?answer(?: is)?|答案是?|答えは?)(?![a-z])\s*[:=]?\s*\}}?\s*",
-)
 
-# --- formulas ---------------------------------------------------------------------------------------------------------
+# --- all --------------------------------------------------------------------------------------------------------------
 
 _COMMANDS = (
     "∞infty πpi ·cdot ×times ÷div ∅emptyset ±pm ∓mp ≤le ≥ge ≠neq ∪cup ∩cap ∈in ⌊lfloor ⌋rfloor ⌈lceil ⌉rceil ⟨langle "
@@ -192,16 +166,10 @@ _COMMANDS = (
 )
 _LATEX = {sign[0]: f"\\{sign[1:]} " for sign in _COMMANDS.split()}
 _LATEX |= {sign: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("⁄")) for sign in "½¼¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
-_LATEX |= {"ℝ": r"\mathbb{R}", "、": ", ", "∛": "√[3]", "∜": "√[4]"} | dict(zip("−–⁄。٫٬٪∶′", "--/..,%:'", strict=True))
+_LATEX |= {"ℝ": r"\mathbb{R}", "、": ", ", "∛": "√[3]", "∜": "√[4]", "㎡": r"\text{ m}^2", "㎥": r"\text{ m}^3"}
+_LATEX |= {"º": "°", "˚": "°", "′": "'"} | dict(zip("−–⁄。٫٬٪∶", "--/..,%:", strict=True))
 
 SIGNS = (
-    _sub("2，5", "2, 5", "(?<![０-９])，|，(?![０-９]{3})", ", "),
-    _sub(
-        "１８.５％٣ ㎡",
-        r"18.5%3 \text{ m}^2",
-        r"\d|[\u3000\u2103\u2109\u3380-\u33df\uff01-\uff5e\uffe0-\uffe6\ufe50-\ufe6b\U0001d400-\U0001d7ff]",
-        _plain,
-    ),
     _sub("−½π⁄2", r"-\frac{1}{2}\pi /2", f"[{''.join(_LATEX)}]", lambda found: _LATEX[found[0]]),
     _sub("5\N{ZERO WIDTH SPACE}", "5", r"[\u200b-\u200f\u2060\ufeff]"),
     _sub(
@@ -210,27 +178,39 @@ SIGNS = (
         r"(?:(?<![\w)}\]])([³-⁹]))?√((?:\[[34]\])?)(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))",
         _root,
     ),
-    _sub("x¹²", "x^{12}", f"[{_POWERS}]+", _script("^", _POWERS)),
-    _sub("52₈", "52_8", f"[{_INDICES}]+", _script("_", _INDICES)),
+    _sub("x¹²+52₈", "x^{12}+52_8", "|".join(f"[{small}]+" for small in _SMALL), _script),
+    Rule("１８.５％٣", "18.5%3", _compatible),
+    _sub("9~kg", "9 kg", "~", " "),
     _sub(r"\bigl(1\bigr)", "(1)", r"\\[bB]igg?[lrm]?(?![A-Za-z])\s*|\\(?:left|right)\s*(?:\.|(?=\\?[()[\]{}]))"),
+    _sub(
+        r"{\color{red}\displaystyle 5}",
+        "{5}",
+        r"\\(?:text)?color\s*\{[^{}]*\}\s*|\\(?:display|text)style(?![A-Za-z])\s*",
+    ),
+    _sub(r"\dfrac12+\nicefrac{1}{2}", r"\frac12+\frac{1}{2}", r"\\(?:[dtcsx]|nice)frac(?![A-Za-z])", r"\\frac"),
+    _sub(
+        r"\arctg x+\operatorname{tg} x",
+        r"\arctan x+\tan x",
+        r"\\(?:operatorname\s*\{)?(arc)?(c?)tg(?:\}|(?![A-Za-z]))|(?<![\\A-Za-z])(arc)(c?)tg(?![A-Za-z])",
+        lambda found: rf"\{found[1] or found[3] or ''}{'cot' if found[2] or found[4] else 'tan'}",
+    ),
     _sub("x!=3", r"x\neq 3", r"(?:!|\\not\s*)=", r"\\neq "),
-    _sub(r"12\text{ in.}", r"12\text{ in}", rf"({TEXT}[^{{}}]*[a-z])\.(?=\s*\}})", r"\1"),
-    _sub(r"5\text{ cm^2}", r"5\text{ cm}^2", rf"({TEXT}[^{{}}^]*[a-z])\s*\^([23])\s*\}}", r"\1}^\2"),
-    _sub(r"7\mathrm{~km}", r"7\mathrm{ km}", rf"({TEXT}[^{{}}~]*)~", r"\1 "),
-    _sub(r"7\mathrm{ km} / \mathrm{h}", r"7\mathrm{ km/h}", rf"({TEXT}[^{{}}]*)\}}\s*/\s*{TEXT}\s*", r"\1/"),
-    _sub(r"\pounds 5", "£5", r"\\pounds(?![A-Za-z])\s*", "£"),
-    _sub(r"5\text{€}", "5€", rf"{TEXT}\s*({MONEY})\s*\}}", r"\1"),
     _sub(
         r"3\text{ million eggs}",
         r"3\cdot 10^{6}\text{ eggs}",
-        rf"(?<=[0-9])(?:\s|\\[,;: ])*(?i:({TEXT})\s*({SCALE})(?![A-Za-z])(\s*\}})?|({SCALE})(?![A-Za-z]))",
+        rf"(?<=[0-9]){_GAP}*(?i:({TEXT})\s*({_SCALE})(?![A-Za-z])(\s*\}})?|({_SCALE})(?![A-Za-z]))",
         _scaled,
     ),
     _sub("2pi", r"2\pi ", r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
 )
 
 _TIDY = (
-    _ANSWER,
+    _sub(
+        "The answer is: 5",
+        "5",
+        rf"^(?:{TEXT}\s*)?(?i:(?:the )?(?:final )?answer(?: is)?|答案是?|答えは?|정?답은?)(?![a-z])\s*[:=]?\s*\}}?\s*",
+    ),
+    _sub("#### 18", "18", r"^\s*#+\s*"),
     Rule("**$5$.**", "5", bare),
     Rule("{{5}}+((1))", "{5}+(1)", without_doubles),
     _sub(r"1\\[4pt]2", r"1\\2", r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),
@@ -241,11 +221,18 @@ _TIDY = (
         r"\\end\{[a-z]+\}",
         _statements,
     ),
+    _sub(
+        r"\{t\in\mathbb{R}\mid t>2\}",
+        "x>2",
+        rf"^\\\{{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?)?{_GAP}*(?:\\mid(?![A-Za-z])|:|\|)(.*[<>=\\].*)\\\}}$",
+        lambda found: re.sub(
+            rf"(?<![\\A-Za-z]){found[1]}(?![A-Za-z])", "x", re.sub(rf"^{_GAP}*|{_GAP}*$", "", found[2])
+        ),
+    ),
     _sub("]0,1[", "(0,1)", r"(^|\\cup|\\in|[=\s])([\[\]])([^\[\],]+,[^\[\],]+)([\[\]])", _turned),
     _sub("all real numbers", r"\mathbb{R}", rf"^(?:{TEXT})?\s*all real(?:s| numbers)\s*\}}?$", r"\\mathbb{R}"),
     _sub(r"\varnothing", r"\emptyset ", r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
     *_GROUPED,
-    _sub("9~kg", "9 kg", "~", " "),
     _sub(r"\sqrt[3]2", r"\sqrt[3]{2}", r"\\sqrt\s*(\[[^\[\]]*\])\s*([0-9A-Za-z])", r"\\sqrt\1{\2}"),
     _sub(r"\mathrm{i}", "i", r"\\math(?:rm|bf|it)\s*\{([ei])\}", r"\1"),
     _sub(r"\binom52", r"\binom{5}{2}", r"\\([dt]?binom)\s*([0-9])\s*([0-9])", r"\\\1{\2}{\3}"),
@@ -276,10 +263,12 @@ _TIDY = (
         rf"([0-9]+(?:\.[0-9]+)?){DEGREE}",
         r"\1\\frac{\2\\pi}{180}",
     ),
-    Rule(r"\$5 per hour", r"\$5", _without_rate),
-    Rule(r"15\text{ cm}^2", "15", without_unit),  # both answers' units are compared before
-    _sub("90°", "90", DEGREES),
-    _sub("£5", "5", rf"\s*{MONEY}\s*"),
+    _sub(r"\text{18}", "18", rf"^{TEXT}([^{{}}A-Za-z]*)\}}$", r"\1"),
+    _sub("15 m", r"15\text{ m}", r"(?<=[0-9])\s+([mg])$", r"\\text{ \1}"),
+    Rule(r"\text{Area}=15\text{ cm}^2", "x=15 ", without_words),  # both answers' units are compared before
+    _sub("90° C", "90", rf"{DEGREE}(?:\s*[CF]\s*$)?"),
+    _sub("£5", "5", rf"\s*(?:{TEXT}\s*{MONEY}\s*\}}|{MONEY}|\\pounds(?![A-Za-z]))\s*"),
+    _sub("-US$5", "-$5", rf"^([+-]?)(?:(?:US|AU?|CA?|NZ|HK|S|R|MX)(?=\\?\$)|(?:{CURRENCIES})(?=[\s0-9+-]))\s*", r"\1"),
     _sub(r"50\%", "50", r"(?<=[0-9)}])(?:\s|\\[,;: ])*\\?%"),
     _sub(
         r"x = \$58,500",
@@ -295,25 +284,28 @@ _TIDY = (
         r"\1\\cdot 10^{\2}",
     ),
     # math-verify reads 4(2/3) as a mixed number
-    _sub("4(2/3)", r"4\cdot (2/3)", r"(^|[\s+\-*/=(,])([0-9]+)\s*(\((?:[0-9]|\\[dtc]?frac))", r"\1\2\\cdot \3"),
-    _sub(
-        "4 2/3",
-        r"4\frac{2}{3}",
-        r"^([+-]?)\s*([0-9]+)(?:\s|~|\\[,;:! ])+([0-9]+)\s*/\s*([0-9]+)$",
-        r"\1\2\\frac{\3}{\4}",
-    ),
+    _sub("4(2/3)", r"4\cdot (2/3)", r"(^|[\s+\-*/=(,])([0-9]+)\s*(\((?:[0-9]|\\frac))", r"\1\2\\cdot \3"),
+    _sub("4 2/3", r"4\frac{2}{3}", rf"^([+-]?\s*[0-9]+){_GAP}+([0-9]+)\s*/\s*([0-9]+)\s*$", r"\1\\frac{\2}{\3}"),
 )
 FORMULA = (
     *_TIDY,
     *_TIDY,  # behind a unit a dollar sign may close: $5$ cm
-    _sub("= 5", " 5", r"^\s*=(?!=)"),
-    _sub("-$36", "-36", r"^([+-]?)\$(?=[0-9.][^$]*\Z)", r"\1"),
+    _sub("= 5", "5", r"^\s*=(?!=)\s*"),
+    _sub("-$36", "-36", r"^([+-]?)\\?\$\s*(?=[+-]?[0-9.][^$]*\Z)", r"\1"),
     Rule("\\begin{pmatrix}1\n\\end{pmatrix}", r"\begin{pmatrix}1 \end{pmatrix}", _joined_lines),
 )
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
-_JOINED = (
+NUMBER = (
+    _sub("2,5", "2.5", r"^([+-]?[0-9]+),([0-9]{1,2})(?![0-9,.])", r"\1.\2"),
+    _sub("18 s", "18", rf"(?<=[0-9])\s+(?:[shlL]|{SYMBOLS})(?=\s*$)"),
+    _sub("(18)", "18", r"^\(\s*([0-9.,]+)\s*\)$", r"\1"),
+)
+
+PROSE = (
+    _sub("2,50 €", "2.50 €", r"(?<![0-9,.])([0-9]+),([0-9]{1,2})(?=\s?(?:€|zł|руб|euros?\b))", r"\1.\2"),
+    _sub("USD20", " 20", rf"\b(?:{CURRENCIES})(?=[0-9])", " "),
     *_GROUPED,
     _sub(
         r"1.5 \times 10^3",
@@ -322,41 +314,6 @@ _JOINED = (
         r"(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([+-]?[0-9]{1,3}))(?![0-9]|\.[0-9])",
         lambda found: f"{found[1]}e{found[2] or found[3]}",
     ),
-)
-
-NUMBER = (
-    *SIGNS,
-    *_JOINED,
-    _ANSWER,
-    _sub(r"\text{18}", "18", rf"{TEXT}([^{{}}A-Za-z]*)\}}", r"\1"),
-    _sub("#### 18", " 18", "^#+"),
-    Rule(r"\boxed{**18**}.", "18", bare),
-    _sub(r"3\frac{1}{2}", "3 1/2", FRACTION, lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}"),
-    _sub("Total: 18", "Total= 18", rf"^([A-Za-z{ABROAD}][A-Za-z{ABROAD}' ]*)(?:(?<=[{ABROAD}]):|:(?=\s))", r"\1="),
-)
-
-AMOUNT = (
-    Rule("**18**", "18", bare),
-    _sub("2,5", "2.5", r"^(-?[0-9]+),([0-9]{1,2})(?![0-9,.])", r"\1.\2"),
-    _sub("18kg", "18 kg", r"(?<=[0-9])(?=[A-Za-z]{2})", " "),
-    # A variable in a formula; a number has none.
-    _sub("18 s", "18", rf"(?<=[0-9])\s+(?:[shlL]|{SYMBOLS})$"),
-    Rule("18 cm^2", "18", without_unit),
-    _sub("18 м^{2}", "18 м", rf"(?<=[{ABROAD}])\^(?:[23]|\{{[23]\}})$"),
-    _sub("18 per day", "18", RATE),
-    _sub("18°C", "18", DEGREES),
-    Rule("18 apples", r"18\text{ apples}", as_text),
-    Rule(r"18\text{ apples}", "18 ", without_nouns),
-    _sub("18 €", "18", rf"(?<=[0-9.])\s*{MONEY}$"),
-    _sub(r"50\%", "50", r"\s*\\?%?$"),
-    _sub("(18)", "18", r"^\(\s*([0-9.,]+)\s*\)\s*\Z", r"\1"),
-)
-
-PROSE = (
-    *SIGNS,
-    _sub("2,50 €", "2.50 €", r"(?<![0-9,.])([0-9]+),([0-9]{1,2})(?=\s?(?:€|zł|руб|euros?\b))", r"\1.\2"),
-    _sub("USD20", " 20", rf"\b(?:{CURRENCIES})(?=[0-9])", " "),
-    *_JOINED,
 )
 
 # --- brackets ---------------------------------------------------------------------------------------------------------

@@ -8,23 +8,15 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from ftis.rewards.grammar import AMOUNT, CURRENCIES, FRACTION, INTEGER, NUMBER, PROSE, rewrite
-from ftis.rewards.units import ABROAD, COUNTS, MONEY, MOST_WORDS, NUMBER_WORDS, POWERS_ABROAD, harmless
+from ftis.rewards.grammar import FORMULA, FRACTION, INTEGER, NUMBER, PROSE, SIGNS, bare, rewrite
+from ftis.rewards.words import POWERS_ABROAD
 
 MAX_ANSWER_LENGTH = 512
 """Characters. A longer answer is right only if it is the expected one letter by letter."""
 
-_DECIMAL = re.compile(
-    rf"(?:(?P<whole>{INTEGER})(?:\.(?P<part>[0-9]+))?|\.(?P<only>[0-9]+))(?:[eE](?P<exp>[+-]?[0-9]{{1,3}}))?"
-)
-_RATIO = re.compile(rf"(?P<over>{INTEGER})\s*/\s*(?P<under>{INTEGER})")
-_MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
-_POWER = re.compile(
-    r"(?P<base>[1-9][0-9]{0,2}(?:,[0-9]{3}){1,2}|[1-9][0-9]{0,8})"
-    r"\^(?:\{\s*(?P<braced>-?[0-9]{1,2})\s*\}|(?P<plain>-?[0-9]{1,2}))"
-)
-_SIGN = re.compile(rf"([+-]?)\s*(?:(?:US|AU?|CA?|NZ)?\\?\$|{MONEY}|(?:{CURRENCIES})(?=[\s0-9+-]))?\s*([+-]?)\s*")
+# --- in a running text ------------------------------------------------------------------------------------------------
 
+_MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 _IN_TEXT = re.compile(
     # A number may touch letters before it in languages without spaces between words only.
     rf"(?<![0-9A-Za-z_.\u00c0-\u05ff])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])-?\\?\$?"
@@ -37,16 +29,7 @@ _IN_ROOT = re.compile(
     r"\\sqrt[ \t]*(?:\[[^\[\]\n=]*\][ \t]*)?(?:\{[^{}\n=]*)?$|\\sqrt[ \t]*\[[^\[\]\n=]*$|√\([^()\n=]*$"
 )
 _FACTOR_BEHIND = re.compile(r"[ \t]*\\(?:pi|sqrt)(?![A-Za-z])")
-
 _POWER_BEHIND = re.compile(rf"(?i:\s?(?:{POWERS_ABROAD}))")
-
-_NAME = re.compile(rf"[A-Za-z{ABROAD}][A-Za-z{ABROAD}' ]*|\\text\{{(?P<text>[A-Za-z' ]*)\}}")
-_TIMES = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*\$?[0-9])")
-_OVER = re.compile(r"\\div(?![A-Za-z])")
-_MONEY = re.compile(rf"\\?\$|{MONEY}|(?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))")
-_COUNTED = re.compile(r"(?<=[0-9])\s*([A-Za-z]{2,})")
-_BESIDE = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
-_SUM = re.compile(r"(?!.*(?:\*\*|//))[0-9.+\-*/() ]+")
 
 
 def last_number(text: str) -> str | None:
@@ -56,7 +39,7 @@ def last_number(text: str) -> str | None:
     unit is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. ``70 000`` is one number, and so are
     ``3 1/2`` and ``\\frac{1}{2}``. A text whose last number stands inside a root, or right before one or π, has none.
     """
-    text = rewrite(PROSE, text)
+    text = rewrite((*SIGNS, *PROSE), text)
     numbers = list(_IN_TEXT.finditer(text))
     if not numbers:
         return None
@@ -74,10 +57,26 @@ def last_number(text: str) -> str | None:
     return last[0]
 
 
+# --- a whole answer ---------------------------------------------------------------------------------------------------
+
+_DECIMAL = rf"(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
+_RAISED = r"\s*\^\s*\{?\s*([+-]?[0-9]{1,3})\s*\}?(?![0-9])"
+_AMOUNT = re.compile(
+    rf"[+-]?\s*(?:{_DECIMAL}(?:\s*(?:\\cdot|\\times|[*xX])\s*10{_RAISED}|[eE][+-]?[0-9]{{1,3}}|{_RAISED})?"
+    rf"|{INTEGER}\s*/\s*{INTEGER}|(?:[0-9]+\s*)?{FRACTION})"
+)
+_NAME = re.compile(r"(?:\\?[A-Za-z]|[A-Z]{2,4})?")
+_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_WHOLE = re.compile(rf"([0-9]+)?\s*{FRACTION}")
+_LITERAL = re.compile(r"(?=\.?[0-9])([0-9]*)\.?([0-9]*)(?:[eE]([+-]?[0-9]{1,3}))?")
+_BESIDE = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
+_SUM = re.compile(r"(?!.*//)[0-9+\-*/() ]+")
+
+
 def read_number(text: str) -> Fraction | None:
     """The rational number that a text denotes, without currency, percent sign, separators, units and counted things.
 
-    In an equation it is the last side. The first may be its name, as in ``Total = 18``. Any other must have the same
+    In an equation it is the last side. The first may be its name, as in ``x = 18``. Any other must have the same
     value, as in ``2 * 9 = 18`` and ``18 dollars = 18``.
 
     Returns:
@@ -86,27 +85,22 @@ def read_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
-    first, *others = rewrite(NUMBER, text).split("=")
-    if not others:
-        return _amount(first)
-    value = _amount(others.pop())
-    named = not first.strip() or _is_name(first.strip())
-    checked = others if named else [first, *others]
-    return None if value is None or any(value not in (_computed(side), _amount(side)) for side in checked) else value
-
-
-def _is_name(side: str) -> bool:
-    """Whether a side only names the other's value, in a few words without a number."""
-    found = _NAME.fullmatch(side)
-    words = (found["text"] or side).split() if found else []
-    return 0 < len(words) <= MOST_WORDS and not COUNTS.search(side) and not any(map(NUMBER_WORDS.fullmatch, words))
+    if text.isascii() and text.isdigit():  # most answers
+        return Fraction(text)
+    text = rewrite((*SIGNS, *FORMULA, *NUMBER), text)
+    *others, last = (bare(re.sub(r"\\?\$", "", side)) for side in text.split("="))
+    if not _AMOUNT.fullmatch(last):
+        return None
+    value = _computed(last)
+    checked = others[1:] if others and _NAME.fullmatch(others[0]) else others
+    return None if any(_computed(side) != value for side in checked) else value
 
 
 def _computed(side: str) -> Fraction | None:
-    """The value of ``2 * 9`` or ``9 apples + 9 apples``; None for any expression that is no sum of numbers."""
-    if len({word.removesuffix("s") for word in _COUNTED.findall(side)}) == 1:
-        side = _COUNTED.sub(lambda found: "" if harmless(found[1]) else found[0], side)
-    side = _BESIDE.sub("*", _MONEY.sub("", _OVER.sub("/", _TIMES.sub("*", side)))).strip()
+    """The value of ``2 * 9`` or ``3\\frac{1}{2}``; None for any expression that is not made of numbers."""
+    side = re.sub(_RAISED, r"**\1", _COMMA.sub("", _WHOLE.sub(_mixed, side)))
+    side = re.sub(r"\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*[0-9])", "*", side).replace(r"\div", "/")
+    side = _BESIDE.sub("*", _LITERAL.sub(_exact, side)).strip()
     if not _SUM.fullmatch(side):
         return None
     try:
@@ -115,9 +109,22 @@ def _computed(side: str) -> Fraction | None:
         return None
 
 
+def _mixed(found: re.Match[str]) -> str:
+    over, under = found[2] or found[4], found[3] or found[5]
+    proper = not found[1] or int(over) < int(under)
+    return f"({found[1] or 0}+{over}/{under})" if proper else found[0]
+
+
+def _exact(found: re.Match[str]) -> str:
+    """A decimal as a fraction of integers: Python reads decimals to 17 digits."""
+    part, power = found[2], found[3]
+    number = str(int(found[1] + part))
+    return f"({number}/{10 ** len(part)}{f'*10**{power}' if power else ''})" if part or power else number
+
+
 def _value(node: ast.expr) -> Fraction | None:
     if isinstance(node, ast.Constant):
-        return Fraction(str(node.value))
+        return Fraction(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp):
         inner = _value(node.operand)
         return None if inner is None else -inner if isinstance(node.op, ast.USub) else inner
@@ -127,41 +134,15 @@ def _value(node: ast.expr) -> Fraction | None:
     return None if left is None or right is None else _OPERATORS[type(node.op)](left, right)
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    small = abs(base.numerator) < 10**9 and base.denominator < 10**9 and abs(exponent) < 1000
+    return base**exponent.numerator if small and exponent.denominator == 1 else None
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | None]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
+    ast.Pow: _power,
 }
-
-
-def _amount(side: str) -> Fraction | None:
-    """The number on one side of an equation, whatever stands around it by the grammar."""
-    text = rewrite(AMOUNT, side)
-    signs = _SIGN.match(text)
-    assert signs is not None  # every part of the pattern is optional
-    if signs[1] and signs[2]:  # before or after the currency sign, but not both
-        return None
-    text = text[signs.end() :].removesuffix("$").removesuffix("\\").rstrip()
-    value = _unsigned(text)
-    return value if value is None or "-" not in (signs[1], signs[2]) else -value
-
-
-def _unsigned(text: str) -> Fraction | None:
-    """The value of ``1,000.5``, ``2.5e3``, ``10^2``, ``3 1/2`` or ``1/2``."""
-    if found := _DECIMAL.fullmatch(text):
-        whole, part = _digits(found["whole"] or ""), found["part"] or found["only"] or ""
-        return Fraction(int(whole + part), 10 ** len(part)) * Fraction(10) ** int(found["exp"] or 0)
-    if found := _POWER.fullmatch(text):
-        return Fraction(int(_digits(found["base"]))) ** int(found["braced"] or found["plain"])
-    if found := _MIXED.fullmatch(text):
-        over, under = int(found["over"]), int(found["under"])
-        return int(found["whole"]) + Fraction(over, under) if over < under else None
-    if found := _RATIO.fullmatch(text):
-        over, under = int(_digits(found["over"])), int(_digits(found["under"]))
-        return Fraction(over, under) if under else None
-    return None
-
-
-def _digits(text: str) -> str:
-    return text.replace(",", "")

@@ -26,6 +26,7 @@ def graded_in(recipe: Recipe, task: Task, item: int, completion: str) -> tuple[b
         prompt.answer_tag,
         recipe.reward.extract,
         problem.columns.get("reasoning_gym"),
+        problem.question,
     )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from ftis.rewards.grammar import inside, split
-from ftis.rewards.units import RELATION, TEXT
+from ftis.rewards.grammar import RELATION, inside, split
+from ftis.rewards.words import TEXT
 
 Question = tuple[Any, ...]
 """What the helper decides: ``("equal", given, expected, digits)``, ``("reals", given, expected)``, all or any of more
