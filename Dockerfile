@@ -20,12 +20,11 @@ COPY recipes ./recipes
 RUN pip install --constraint constraints.txt . \
     && cp -r recipes /recipes
 
-# Runs and the starters made on the spot go to /data; keys come from /keys.
+# Runs go to /data; keys come from /keys.
 RUN useradd --uid 1000 --create-home ftis \
     && mkdir /data /keys \
     && chown ftis:ftis /data /keys
 USER 1000:1000
-ENV FTIS_HOME=/data/home
 WORKDIR /data
 
 ENTRYPOINT ["ftis"]

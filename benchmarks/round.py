@@ -309,7 +309,7 @@ def theirs_with_another(model: Path, problems: Path, name: str, rounds: int, see
 def recipe_of_two(model: Path, name: str, rounds: int, seed: int) -> Recipe:
     from ftis.models import starters
 
-    other = starters.make("starter:large") if name == "starter" else model
+    other = starters.path_of("starter:large") if name == "starter" else model
     return recipe_of(name, rounds, seed, {OWN: model, OTHER: other}, "F-TIS")
 
 
@@ -338,16 +338,17 @@ def record_another(model: Path, problems: Path, name: str, rounds: int, seed: in
 
 def make_model(name: str, directory: Path) -> Path:
     import torch
+    from make_starters import make_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from ftis.models import starters
 
     if name == "starter":
-        return starters.make("starter:small")
+        return starters.path_of("starter:small")
     if name == "smollm2-135m":
         return ROOT / "models" / name
     torch.manual_seed(0)
-    tokenizer = starters.make_tokenizer()
+    tokenizer = make_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=384,

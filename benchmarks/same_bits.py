@@ -2,8 +2,7 @@
 
     python benchmarks/same_bits.py BEFORE AFTER [--recipe demo_pair] [--rounds 80]
 
-``--before-recipe`` names the recipe in BEFORE where it had another name. ``--set`` is for both, as
-``--set peers.small.model=starter:small@3`` where the starters that a recipe names have changed.
+``--before-recipe`` names the recipe in BEFORE where it had another name. ``--set`` is for both.
 
 Each checkout runs its own code, by ``PYTHONPATH``, with this interpreter and its installed packages. What is compared:
 every round's metrics except seconds and memory, every rollout, every evaluation, and the weights and optimiser states
@@ -32,10 +31,10 @@ from watching import PROGRAM
 ARMS = ("alone", "NoIS", "F-TIS")
 
 
-def command(checkout: Path, home: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+def command(checkout: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """``ftis`` with these arguments, or ``research.replay``."""
     paths = os.pathsep.join(map(str, (checkout / "src", checkout)))
-    environment = {**os.environ, "PYTHONPATH": paths, "FTIS_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     program = ["-c", PROGRAM, *arguments]
     if arguments[0] == "replay" and (checkout / "research").exists():
         program = ["-m", "research.replay", *arguments[1:]]
@@ -44,16 +43,16 @@ def command(checkout: Path, home: Path, arguments: Sequence[str]) -> subprocess.
 
 def run_all(checkout: Path, place: Path, rounds: int, recipe: str, settings: Sequence[str]) -> None:
     """The demo's arms, one of them joined over loopback, and one replayed under another objective."""
-    home, demo = place / "home", str(checkout / "recipes" / f"{recipe}.toml")
+    demo = str(checkout / "recipes" / f"{recipe}.toml")
     both = [word for setting in settings for word in ("--set", setting)]
     shorter = ["--set", f"training.rounds={rounds}", *both, "--set", "processes=inline", "--set", "threads=1"]
     arms = [word for arm in ARMS for word in ("--arm", arm)]
-    finish([command(checkout, home, ["train", demo, *arms, *shorter, "--set", f"output_dir={place / 'runs'}"])])
+    finish([command(checkout, ["train", demo, *arms, *shorter, "--set", f"output_dir={place / 'runs'}"])])
     run = next((place / "runs").iterdir())
-    finish([command(checkout, home, ["replay", str(run), "--arm", "F-TIS", "--objective", "TIS"])])
+    finish([command(checkout, ["replay", str(run), "--arm", "F-TIS", "--objective", "TIS"])])
     joined = [*shorter[:2], *both, "--set", f"output_dir={place / 'joined'}", "--set", f"network.port={free_port()}"]
     names = [peer["name"] for peer in json.loads((run / "recipe.json").read_text())["peers"]]
-    finish([command(checkout, home, ["join", demo, "--arm", "F-TIS", "--open", "--peer", n, *joined]) for n in names])
+    finish([command(checkout, ["join", demo, "--arm", "F-TIS", "--open", "--peer", n, *joined]) for n in names])
 
 
 def finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -90,7 +89,7 @@ def content(path: Path) -> dict[str, str]:
 def contents(place: Path) -> dict[str, dict[str, str]]:
     patterns = ("*.safetensors", "*.parquet", "optimizer.pt", "metrics.jsonl", "evaluations.jsonl", "evaluations/*")
     files = {path for pattern in patterns for path in place.rglob(pattern) if path.is_file()}
-    return {str(path.relative_to(place)): content(path) for path in sorted(files) if "home" not in path.parts}
+    return {str(path.relative_to(place)): content(path) for path in sorted(files)}
 
 
 def compare(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from make_starters import make_tokenizer
 from timing import median_seconds
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
@@ -44,7 +45,6 @@ from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.machine import keep_freed_memory
-from ftis.models.starters import make_tokenizer
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw

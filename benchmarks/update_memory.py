@@ -27,10 +27,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from make_starters import make_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig
-from ftis.models.starters import make_tokenizer
 from ftis.policy import Policy
 
 VOCABULARY, LONGEST, PROMPT = 152_000, 1024, 16

@@ -39,7 +39,7 @@ from ftis.records.plan import PROVENANCE, read_plan, read_provenance
 from ftis.records.writing import Records, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
 from ftis.run.assembly import assemble
-from ftis.run.provenance import made_otherwise, provenance
+from ftis.run.provenance import provenance
 from ftis.run.training import Trainer
 from ftis.tasks.problems import excerpt
 from ftis.terminal import Overrides, console
@@ -123,18 +123,17 @@ class Recording:
             recipe,
             self.peer,
             self.directory,
-            model_path=str(starters.make(model)) if starters.is_starter(model) else model,
             resume_step=step,
             records=records,
         )
 
     def _check_starter(self, model: str) -> None:
-        """Refuse a starter that is made otherwise now: the rollouts were learned from by other weights."""
-        if made := made_otherwise(self.run, [model]):
+        """Refuse a starter that is another one now: the rollouts were learned from by other weights."""
+        began, now = read_provenance(self.run).get("starters", {}), starters.path_of(model).name
+        if began.get(model, now) != now:
             raise RunError(
-                f"{self.run} began with {model} as {made[model]}, which is made as {starters.path_of(model).name} now, "
-                f"since ftis or what it is made with has changed: use the version in {self.run / PROVENANCE}, or train "
-                f"again"
+                f"{self.run} began with {model} as {began[model]}, which is {now} now: use the version in "
+                f"{self.run / PROVENANCE}, or train again"
             )
 
     @contextmanager

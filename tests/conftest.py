@@ -259,10 +259,10 @@ def save_qwen2(
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random models of the starters' family, of different sizes."""
-    from ftis.models import starters
+    from make_starters import make_tokenizer
 
     root = tmp_path_factory.mktemp("models")
-    tokenizer = starters.make_tokenizer()
+    tokenizer = make_tokenizer()
     tokens = {
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,

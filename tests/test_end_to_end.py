@@ -642,20 +642,15 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     assert not (workplace / "runs").exists()
 
 
-def test_the_commands_that_train_nothing(
-    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_that_train_nothing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("doctor", "recipe.toml") == 0
     assert "a, b exchange token ids" in capsys.readouterr().out
-    monkeypatch.setenv("FTIS_HOME", str(workplace / "home"))
-    monkeypatch.setattr(starters, "MAX_STEPS", 2)
     assert ftis("models") == 0
     listed = capsys.readouterr().out
-    assert all(name in listed for name in (*starters.STARTERS, *pretrained.MODELS))
-    assert ftis("models", "small@1", "starter:small") == 0
-    made = next((workplace / "home" / "starters").iterdir())
-    assert all(str(place) in capsys.readouterr().out for place in (made,))
-    AutoModelForCausalLM.from_pretrained(made)
+    assert all(name in listed for name in (*starters.SHIPPED, *pretrained.MODELS))
+    assert ftis("models", "small", "starter:large") == 0
+    shown = capsys.readouterr().out
+    assert all(str(starters.path_of(f"starter:{name}")) in shown for name in ("small", "large"))
     assert ftis("keys", "new", "ada", "--tls", "--host", "localhost") == 0
     assert {"ca.pem", "ada.pem", "ada.tls.key"} <= {path.name for path in (workplace / "certs").iterdir()}
     for option in ("--help", "--version"):

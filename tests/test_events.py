@@ -22,13 +22,11 @@ from ftis.records.events import (
     Planned,
     RoundEnded,
     Sounded,
-    WarmUp,
     placed,
     to_json,
 )
 
 LINES: dict[str, tuple[Event, str]] = {
-    "warm-up": (WarmUp("small", 250, 1500), '{"kind": "warm-up", "starter": "small", "step": 250, "most": 1500}'),
     "plan": (Planned(("4 rounds",)), '{"kind": "plan", "lines": ["4 rounds"]}'),
     "preflight": (
         Sounded(1, 10, Place(peer="a")),

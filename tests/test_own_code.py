@@ -30,7 +30,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def run(*arguments: str, cwd: Path) -> str:
-    environment = {**os.environ, "FTIS_HOME": str(cwd / "home")}
+    environment = dict(os.environ)
     environment.pop("PYTHONSAFEPATH", None)
     ended = subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from ftis.check.doctor import NEEDED
 from ftis.cli import app
 from ftis.config import RecipeError
-from ftis.models.starters import STARTERS
+from ftis.models.starters import SHIPPED
 from ftis.recipe.parsing import load, ready_made
 from ftis.version import DISTRIBUTION, VERSION
 
@@ -62,7 +62,7 @@ def test_the_wheel_has_what_is_not_code_too(wheel: Path) -> None:
     assert "ftis/recipes/demo.toml" in recipes
     assert recipes <= files
     weights = {f"ftis/starters/{path.name}/model.safetensors" for path in (package / "starters").iterdir()}
-    assert len(weights) == len(STARTERS)
+    assert len(weights) == len(SHIPPED)
     assert weights <= files
 
 
@@ -90,10 +90,10 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     shipped = site / "ftis/starters"
     for path in (shipped, *shipped.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    printed = run(programs / "ftis", "models", cwd=empty, FTIS_HOME=str(tmp_path / "home"))
-    assert {line.split()[0] for line in printed.splitlines()} >= {f"starter:{name}:" for name in STARTERS}
+    printed = run(programs / "ftis", "models", cwd=empty)
+    assert {line.split()[0] for line in printed.splitlines()} >= {f"starter:{name}:" for name in SHIPPED}
     asked = ("eval", "starter:small", "--task=clock", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
-    assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty, FTIS_HOME=str(tmp_path / "home"))
+    assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty)
     assert not (tmp_path / "home").exists()  # nothing is made: what was installed is what is read
     assert not list(empty.iterdir())
 

@@ -524,7 +524,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     model = tiny_model_dir()
     recipe = parse(document(model, reward={"extract": "last_number"}), where="test")
     heard: list[Event] = []
-    looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
+    looked = sound(recipe, "a", 3, tmp_path / "a", heard.append)
     first = heard.pop(1)
     assert heard.pop(0) == Sounded(0, 1, Place(peer="a"))
     assert heard == [Sounded(done, 25, Place(peer="a")) for done in (1, 2, 5, 9, 13, 25)]
@@ -552,7 +552,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert looked.with_signal == looked.signal * 8
     n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
     assert looked.checkpoint_bytes == 12 * n_parameters
-    adapter = sound(recipe, "b", str(model), 3, tmp_path / "b")
+    adapter = sound(recipe, "b", 3, tmp_path / "b")
     assert [question for question, *_ in adapter.samples] == [question for question, *_ in looked.samples]
     assert 0 < adapter.checkpoint_bytes < looked.checkpoint_bytes
     assert not list((tmp_path / "a").glob("checkpoint-*"))
@@ -566,7 +566,7 @@ def test_where_a_group_takes_long_one_is_learned_from(
     model = tiny_model_dir()
     recipe = parse(document(model), where="test")
     heard: list[Event] = []
-    looked = sound(recipe, "a", str(model), 3, tmp_path / "a", heard.append)
+    looked = sound(recipe, "a", 3, tmp_path / "a", heard.append)
     steps = [(event.groups, event.most) for event in heard if isinstance(event, Sounded)]
     assert steps == [(0, 1), (1, 7), (3, 7), (7, 7)]  # the first group is not sampled again
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
@@ -588,11 +588,11 @@ def test_a_filter_that_short_completions_do_not_reach_is_told(
     objective: dict[str, Any], idle: float | None, tmp_path: Path, tiny_model_dir: TinyModelDir
 ) -> None:
     recipe = parse(document(tiny_model_dir(), objective=objective), where="test")
-    looked = sound(recipe, "a", str(tiny_model_dir()), 1, tmp_path / "a")
+    looked = sound(recipe, "a", 1, tmp_path / "a")
     assert 1 <= looked.mean_length <= recipe.sampling.max_completion_length
     assert looked.idle_filter == idle
     assert ("tokens hardly come to 50 nats of KL, so the filter drops nothing" in shown([looked], recipe)) == bool(idle)
-    alone = sound(recipe.of_swarm({"a"}), "a", str(tiny_model_dir()), 1, tmp_path / "alone")
+    alone = sound(recipe.of_swarm({"a"}), "a", 1, tmp_path / "alone")
     assert alone.idle_filter is None
 
 
@@ -600,7 +600,7 @@ def test_what_is_shown_is_the_model_as_it_is(tmp_path: Path, tiny_model_dir: Tin
     """The steps that are measured leave no trace in it, and the first group that is told is one of those shown."""
     recipe = parse(document(tiny_model_dir(), reward={"function": "test_preflight.by_content"}), where="test")
     heard: list[Event] = []
-    looked = sound(recipe, "a", str(tiny_model_dir()), 4, tmp_path / "a", heard.append)
+    looked = sound(recipe, "a", 4, tmp_path / "a", heard.append)
     (told,) = [event for event in heard if isinstance(event, FirstGroup)]
     assert told.reward == pytest.approx(fmean(looked.rewards[0]))
     peer = assemble(recipe, "a", tmp_path / "again").peer
@@ -616,7 +616,7 @@ def test_in_horizontal_mode_groups_are_looked_at_whole(tmp_path: Path, tiny_mode
         document(tiny_model_dir(), training=training, sampling={"num_generations": 2, "max_completion_length": 8}),
         where="test",
     )
-    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
+    looked = sound(recipe, "a", 2, tmp_path / "a")
     assert [len(group) for group in looked.rewards] == [2] * 4  # without signal in two, two more of the round's four
     assert looked.groups_a_round == 4
 
@@ -638,7 +638,7 @@ def test_more_groups_are_sampled_where_none_has_signal_and_that_is_quick(
     heard, calls = list[Event](), list[str]()
     for name in ("sample", "seconds_to_learn"):
         monkeypatch.setattr(preflight_module, name, noting(calls, getattr(preflight_module, name)))
-    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a", heard.append)
+    looked = sound(recipe, "a", 2, tmp_path / "a", heard.append)
     assert len(looked.rewards) == groups
     told = [event.groups / event.most for event in heard if isinstance(event, Sounded)]
     assert told == sorted(set(told))
@@ -653,19 +653,19 @@ def test_what_fills_up_counts(tmp_path: Path, tiny_model_dir: TinyModelDir) -> N
     recipe = parse(
         document(tiny_model_dir(), training=training, reward={"function": "test_preflight.by_content"}), where="test"
     )
-    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
+    looked = sound(recipe, "a", 2, tmp_path / "a")
     assert (looked.signal, looked.with_signal, looked.reserve) == (1.0, 8.0, 1.0)
     none = parse(
         document(tiny_model_dir(), training=training, reward={"function": "test_preflight.same"}), where="test"
     )
-    assert sound(none, "a", str(tiny_model_dir()), 2, tmp_path / "b").with_signal == 0
+    assert sound(none, "a", 2, tmp_path / "b").with_signal == 0
 
 
 def test_a_look_stops_when_asked_to(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
     recipe, stop, heard = parse(document(tiny_model_dir()), where="test"), threading.Event(), list[Event]()
     stop.set()
     with pytest.raises(Stopped):
-        sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a", heard.append, stop)
+        sound(recipe, "a", 2, tmp_path / "a", heard.append, stop)
     assert heard == [Sounded(0, 1, Place(peer="a"))]
 
 
@@ -683,7 +683,7 @@ def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) ->
 
 def test_what_a_reward_of_ones_own_means_is_not_guessed(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
     recipe = parse(document(tiny_model_dir(), reward={"function": "test_preflight.by_content"}), where="test")
-    looked = sound(recipe, "a", str(tiny_model_dir()), 2, tmp_path / "a")
+    looked = sound(recipe, "a", 2, tmp_path / "a")
     assert (looked.formats, looked.answers) == (None, None)
     assert looked.signal > 0
 

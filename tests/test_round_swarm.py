@@ -13,7 +13,7 @@ from commands import ROOT
 from round_swarm import HOST, Recorded, Spent, adapters
 
 from ftis.member import Member
-from ftis.models.starters import make
+from ftis.models.starters import path_of
 from ftis.run.assembly import assemble
 
 GROUPS, ROUNDS = 4, 2
@@ -28,12 +28,12 @@ def problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where the problems would lie; beside them, the other peer's messages of seed 0."""
     monkeypatch.setitem(benchmark.MODELS["starter"], "groups", GROUPS)
     problems = tmp_path / "problems.json"
-    benchmark.record_another(make("starter:small"), problems, "starter", ROUNDS, 0)
+    benchmark.record_another(path_of("starter:small"), problems, "starter", ROUNDS, 0)
     return problems
 
 
 def test_the_other_peers_messages_are_admitted_and_learned_from(problems: Path, tmp_path: Path) -> None:
-    recipe = benchmark.recipe_of_two(make("starter:small"), "starter", ROUNDS, 0)
+    recipe = benchmark.recipe_of_two(path_of("starter:small"), "starter", ROUNDS, 0)
     link = Recorded.read(benchmark.OTHER, benchmark.messages_of(problems, 0))
     peer = assemble(recipe, benchmark.OWN, tmp_path).peer
     rows = [peer.finish(round, link.exchange(peer.begin(round))).metrics for round in range(ROUNDS)]
@@ -103,7 +103,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")
 def test_within_trl_each_part_of_the_adapter_is_counted(problems: Path) -> None:
-    model = make("starter:small")
+    model = path_of("starter:small")
     benchmark.write_problems("starter", model, problems)
     run = benchmark.theirs_with_another(model, problems, "starter", ROUNDS, 0)
     assert [admitted for admitted, _ in run["foreign"]] == [ADMITTED] * ROUNDS

@@ -1,4 +1,4 @@
-"""Starters: what is shipped, what they are warmed up on, and that variants are made whole, once, and the same."""
+"""Starters: what is shipped, what they are warmed up on, and that they are made the same anew."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -18,16 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-
-from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
-from ftis.engines.builtin import builtin_sampler
-from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
-from ftis.engines.samplers import InPlace, open_sampler
-from ftis.engines.stops import Stopping
-from ftis.models import starters
-from ftis.models.starters import (
+from make_starters import (
     STARTERS,
     STYLES,
     TAGS,
@@ -37,6 +26,12 @@ from ftis.models.starters import (
     make_tokenizer,
     write_completion,
 )
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
+from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
+from ftis.models import starters
 from ftis.policy import ModelError, Policy
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
@@ -44,7 +39,6 @@ from ftis.rollouts import Prompt, Rollout
 from ftis.sampling import Decoding
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import load_task
-from ftis.tasks.rendering import render_prompt
 
 
 def reward(question: str, completion: str) -> float:
@@ -68,7 +62,7 @@ def test_every_symbol_and_every_tag_is_one_token() -> None:
     assert tokenizer.convert_ids_to_tokens(ids) == pieces
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text  # the tags are not special
-    assert len(tokenizer) == len(set(tokenizer.get_vocab().values())) == 4 + len(TAGS) + len(starters.SYMBOLS)
+    assert len(tokenizer) == len(set(tokenizer.get_vocab().values())) == 4 + len(TAGS) + len(make_starters.SYMBOLS)
 
 
 def test_a_beginning_is_put_in_front_and_special_tokens_are_left_out_of_the_text() -> None:
@@ -184,78 +178,24 @@ def test_styles_come_with_their_shares() -> None:
 # --- names and places -------------------------------------------------------------------------------------------------
 
 
-def test_a_starter_is_found_by_its_name() -> None:
-    for name in list(STARTERS):
-        assert starters.is_starter(f"starter:{name}")
-        assert starters.lookup(f"starter:{name}") == (name, STARTERS[name])
-        label, starter = starters.lookup(f"starter:{name}@77")
-        assert (label, starter.seed) == (f"{name}@77", 77)
-        assert starter != STARTERS[name]
-
-
-def test_other_models_are_no_starters() -> None:
-    assert not any(starters.is_starter(m) for m in ("Qwen/Qwen2.5-1.5B", "./starter:small", "starters", ""))
+def test_a_starter_is_found_by_its_name_and_other_models_are_where_they_say() -> None:
+    for name in STARTERS:
+        assert starters.place_of(f"starter:{name}") == str(starters.path_of(name))
+    for model in ("Qwen/Qwen2.5-1.5B", "./starter:small", "starters", "small"):
+        assert starters.place_of(model) == model
 
 
 def test_an_unknown_starter_names_those_there_are() -> None:
-    for model in ["tiny", "", "small@x", "small@-1", "small@1.5", "small@1@2", "../small", "@3"]:
+    for model in ["tiny", "", "small@3", "../small"]:
         with pytest.raises(ModelError, match="unknown starter") as caught:
-            starters.lookup(f"starter:{model}")
+            starters.place_of(f"starter:{model}")
         assert all(name in str(caught.value) for name in STARTERS)
         assert "\n" not in str(caught.value)
-
-
-def test_variants_lie_under_home_and_their_paths_change_with_what_they_are_made_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FTIS_HOME", str(tmp_path))
-    models = [*(f"starter:{name}@1" for name in STARTERS), *(f"starter:small@{seed}" for seed in range(2, 20))]
-    paths = {starters.path_of(model) for model in models}
-    assert len(paths) == len(models)
-    assert {path.parent for path in paths} == {tmp_path / "starters"}
-    assert not any("@" in path.name for path in paths)
-    assert starters.path_of("starter:small@3") == starters.path_of("starter:small@3")
-    digests = {path.name.rpartition("-")[2] for path in paths}
-    assert len(digests) == len(models) - 2  # small-b and large-b with a seed are small and large with that seed
-    before = starters.path_of("starter:small@3")
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", "99")
-        assert starters.path_of("starter:small@3") != before
-    assert list(tmp_path.iterdir()) == []  # asking makes nothing
-
-
-def test_the_digest_covers_all_code_that_computes_a_warm_up() -> None:
-    """Whatever of the engines is loaded with starters may have computed them."""
-    program = "import sys, ftis.models.starters; print(*(m for m in sys.modules if m.startswith('ftis.engines.')))"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    engines = {module.removeprefix("ftis.").replace(".", "/") + ".py" for module in loaded.stdout.split()}
-    engines -= {"engines/machine.py"}  # counts cores, and holds the one thread that a warm-up asks for
-    assert engines
-    assert engines | {"models/starters.py", "policy.py", "sampling.py"} <= set(starters.CODE)
-    for file in starters.CODE:
-        assert (Path(starters.__file__).parents[1] / file).exists()
-
-
-def test_home_is_in_the_cache_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for value in (None, ""):
-        monkeypatch.delenv("FTIS_HOME", raising=False)
-        if value is not None:
-            monkeypatch.setenv("FTIS_HOME", value)
-        assert starters.home() == tmp_path / ".cache" / "ftis" / "starters"
 
 
 # --- what is shipped --------------------------------------------------------------------------------------------------
 
 PACKAGE = Path(starters.__file__).parents[1] / "starters"
-
-
-@pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place for starters in which nothing can be made, and a warm-up that fails."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FTIS_HOME", str(tmp_path / "file"))
-    monkeypatch.delattr(starters, "warm_up")
 
 
 def test_every_named_starter_is_shipped_and_nothing_else_is() -> None:
@@ -266,12 +206,10 @@ def test_every_named_starter_is_shipped_and_nothing_else_is() -> None:
     assert sum(path.stat().st_size for path in PACKAGE.rglob("*")) < 2.5e6
 
 
-@pytest.mark.usefixtures("nowhere")
 def test_a_shipped_starter_is_the_model_it_was_when_it_was_made() -> None:
     """The digest of the file, every weight bit by bit, the configuration and the tokenizer."""
     for name in list(STARTERS):
-        path = starters.make(f"starter:{name}")
-        assert path == starters.path_of(f"starter:{name}")
+        path = starters.path_of(f"starter:{name}")
         assert path.parent == PACKAGE
         weights = path / "model.safetensors"
         assert hashlib.sha256(weights.read_bytes()).hexdigest() == starters.SHIPPED[name]
@@ -300,7 +238,7 @@ def test_a_shipped_starter_is_the_model_it_was_when_it_was_made() -> None:
 
 def test_the_shipped_tokenizer_is_the_one_that_is_made() -> None:
     for name in list(STARTERS):
-        path, made = starters.make(f"starter:{name}"), make_tokenizer(STARTERS[name].merged)
+        path, made = starters.path_of(f"starter:{name}"), make_tokenizer(STARTERS[name].merged)
         tokenizer = load_tokenizer(str(path))
         assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(made)
         for question in problems(40):
@@ -315,7 +253,7 @@ def test_the_shipped_tokenizer_is_the_one_that_is_made() -> None:
 def test_a_shipped_starter_starts_where_the_documentation_says() -> None:
     """Other processors add in another order, which may turn a close decision: hence one problem in a hundred."""
     for name in list(STARTERS):
-        path = starters.make(f"starter:{name}")
+        path = starters.path_of(f"starter:{name}")
         card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
         start = make_starters.start(path)
         assert start["greedy"] == pytest.approx(card["start"]["greedy"], abs=0.01)
@@ -336,50 +274,14 @@ def test_a_shipped_starter_starts_where_the_documentation_says() -> None:
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
 def test_a_damaged_installation_says_so(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "small"
-    shutil.copytree(starters.path_of("starter:small"), place)
-    weights = place / "model.safetensors"
+    shutil.copytree(starters.path_of("starter:small").parent, tmp_path / "starters")
+    monkeypatch.setattr(starters, "__file__", str(tmp_path / "models" / "starters.py"))
+    weights = starters.path_of("starter:small") / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.unlink() if damage == "missing" else weights.write_bytes(content)
-    monkeypatch.setattr(starters, "path_of", lambda _: place)
     with pytest.raises(ModelError, match=f"{re.escape(str(weights))} .*install ftis again"):
-        starters.make("starter:small")
-
-
-def test_a_starter_with_its_own_seed_is_warmed_up_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It differs from the shipped one by rounding and by the machine, so it has another place."""
-    monkeypatch.setenv("FTIS_HOME", str(tmp_path))
-    assert starters.path_of("starter:small@3").parent == tmp_path / "starters"
-    assert starters.lookup("starter:small@3")[1] == STARTERS["small"]
-
-
-@pytest.mark.usefixtures("brief", "home")
-def test_what_is_shipped_is_the_warmed_up_model_rounded_to_half_precision(tmp_path: Path) -> None:
-    made = make_starters.make("small", tmp_path / "out")
-    directory = tmp_path / "out" / made["directory"]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [directory.name]
-    weights = directory / "model.safetensors"
-    assert directory.name == f"small-{hashlib.sha256(weights.read_bytes()).hexdigest()[: starters.DIGITS]}"
-    exact = load_file(starters.make(f"starter:small@{STARTERS['small'].seed}") / "model.safetensors")
-    rounded = load_file(weights)
-    assert exact.keys() == rounded.keys()
-    for key, tensor in rounded.items():
-        assert torch.equal(tensor, exact[key].half())
-    assert make_starters.make("small", tmp_path / "out") | {"seconds": 0} == made | {"seconds": 0}
-    shipped = starters.path_of("starter:small")
-    assert {path.name for path in directory.iterdir()} == {path.name for path in shipped.iterdir()}
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert json.loads((directory / name).read_text()) == json.loads((shipped / name).read_text())
-
-
-def test_weights_beyond_half_precision_are_refused(tmp_path: Path, models: dict[str, Path]) -> None:
-    policy = make_starters.load(models["a"])
-    with torch.no_grad():
-        next(policy.model.parameters())[0, 0] = 1e5
-    policy.save_pretrained(tmp_path / "made")
-    with pytest.raises(ValueError, match="beyond float16's range"):
-        make_starters.write(tmp_path / "made", tmp_path / "out", "wide")
+        starters.path_of("starter:small")
 
 
 # --- making them ------------------------------------------------------------------------------------------------------
@@ -389,90 +291,51 @@ def test_weights_beyond_half_precision_are_refused(tmp_path: Path, models: dict[
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm-up of four steps, which looks at its success twice."""
     for name, value in {"MAX_STEPS": 4, "CHECK_EVERY": 2, "CHECK_PROBLEMS": 4, "TARGET": 1.1}.items():
-        monkeypatch.setattr(starters, name, value)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FTIS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home" / "starters"
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in directory.iterdir()}
+        monkeypatch.setattr(make_starters, name, value)
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_variant_is_the_same_wherever_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    for i, disturb in enumerate((0, 12345)):
-        monkeypatch.setenv("FTIS_HOME", str(tmp_path / str(i)))
-        torch.manual_seed(disturb)  # whatever was drawn before plays no part
-        np.random.seed(disturb)
-        made.append(starters.make("starter:small@3"))
-    assert made[0] != made[1]
-    assert files(made[0]) == files(made[1])
-    assert {"model.safetensors", "config.json", "tokenizer.json", "starter.json"} <= set(files(made[0]))
+def test_a_starter_is_the_warmed_up_model_rounded_to_half_precision_and_the_same_again(tmp_path: Path) -> None:
+    exact = make_starters.warm_up(STARTERS["small"])[0].model.state_dict()
+    torch.manual_seed(12345)  # whatever was drawn before plays no part
+    made = [make_starters.make(name, tmp_path) for name in ("small", "small@3", "small@4")]
+    directory, other, third = (tmp_path / one["directory"] for one in made)
+    assert {path.name for path in tmp_path.iterdir()} == {directory.name, "small-3", "small-4"}
+    weights = directory / "model.safetensors"
+    assert directory.name == f"small-{hashlib.sha256(weights.read_bytes()).hexdigest()[: starters.DIGITS]}"
+    assert weights.read_bytes() == (other / "model.safetensors").read_bytes()  # 3 is its own seed
+    assert weights.read_bytes() != (third / "model.safetensors").read_bytes()
+    for key, tensor in load_file(weights).items():
+        assert torch.equal(tensor, exact[key].half())
+    shipped = starters.path_of("starter:small")
+    assert {path.name for path in directory.iterdir()} == {path.name for path in shipped.iterdir()}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert json.loads((directory / name).read_text()) == json.loads((shipped / name).read_text())
+    assert json.loads((third / "starter.json").read_text())["seed"] == 4
+    for unknown in ("tiny", "small@x", "small@-1", "@3"):
+        with pytest.raises(ValueError, match="unknown starter"):
+            make_starters.make(unknown, tmp_path)
 
 
-@pytest.mark.usefixtures("brief")
-def test_a_variant_is_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports: list[tuple[str, int, int]] = []
-    path = starters.make("starter:small@8", lambda *report: reports.append(report))
-    assert reports == [("small@8", 2, 4), ("small@8", 4, 4)]
-    assert path == starters.path_of("starter:small@8")
-    assert [p.name for p in home.iterdir()] == [path.name]
-    assert path.stat().st_mode & 0o777 == 0o755
-    before = files(path)
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("warmed up again")
-
-    monkeypatch.setattr(starters, "warm_up", never)
-    assert starters.make("starter:small@8", lambda *report: reports.append(report)) == path
-    assert len(reports) == 2
-    assert files(path) == before
-
-
-@pytest.mark.usefixtures("brief")
-def test_seeds_make_different_starters(home: Path) -> None:
-    weights = [files(starters.make(f"starter:small@{seed}"))["model.safetensors"] for seed in (1, 2)]
-    assert weights[0] != weights[1]
-    assert len(list(home.iterdir())) == 2
-
-
-@pytest.mark.usefixtures("brief", "home")
-def test_a_variant_is_an_ordinary_directory_that_trains_and_samples() -> None:
-    path = starters.make("starter:small@3")
-    policy = Policy.load(PeerConfig(name="p", model=str(path), device="cpu", dtype="float32"))
-    assert open_sampler("auto", policy) == Stopping(InPlace(builtin_sampler))
-    assert tokenizer_fingerprint(load_tokenizer(str(path))) == tokenizer_fingerprint(make_tokenizer())
-    assert policy.end_ids == {policy.tokenizer.eos_token_id}
-    prompt = render_prompt(
-        Prompt(0, "3+8*7", "7"), PromptConfig(system_prompt="", template="{question}="), policy.tokenizer
-    )
-    assert prompt.tolist() == policy.tokenizer("3+8*7=")["input_ids"]
-    ((rollout, _),) = builtin_sampler(policy, [prompt], 2, Decoding(5), 0)
-    assert np.isfinite(rollout.gen_logp).all()
-    card = json.loads((path / "starter.json").read_text())
-    assert card["warm_up_steps"] == 4
-    assert card["seed"] == STARTERS["small"].seed
-    assert 0 <= card["right_when_reasoned"] <= 1
+def test_weights_beyond_half_precision_are_refused(tmp_path: Path, models: dict[str, Path]) -> None:
+    policy = make_starters.load(models["a"])
+    with torch.no_grad():
+        next(policy.model.parameters())[0, 0] = 1e5
+    policy.save_pretrained(tmp_path / "made")
+    with pytest.raises(ValueError, match="beyond float16's range"):
+        make_starters.write(tmp_path / "made", tmp_path / "out", "wide", STARTERS["small"])
 
 
 @pytest.mark.usefixtures("brief")
 def test_warming_up_learns_and_stops_once_it_is_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starters, "TARGET", 0.0)
-    steps: list[int] = []
-    policy, taken, _ = starters.warm_up(STARTERS["small"], steps.append)
-    assert steps == [2]
+    monkeypatch.setattr(make_starters, "TARGET", 0.0)
+    policy, taken, _ = make_starters.warm_up(STARTERS["small"])
     assert taken == 2
-    monkeypatch.setattr(starters, "TARGET", 1.1)
-    monkeypatch.setattr(starters, "MAX_STEPS", 30)
-    monkeypatch.setattr(starters, "CHECK_EVERY", 100)
-    longer, taken, _ = starters.warm_up(STARTERS["small"], steps.append)
+    monkeypatch.setattr(make_starters, "TARGET", 1.1)
+    monkeypatch.setattr(make_starters, "MAX_STEPS", 30)
+    monkeypatch.setattr(make_starters, "CHECK_EVERY", 100)
+    longer, taken, _ = make_starters.warm_up(STARTERS["small"])
     assert taken == 30
-    assert steps == [2]
     prompts = [np.array(policy.tokenizer("3+8=")["input_ids"], np.int32)]
     text = write_completion("3+8", "direct", np.random.default_rng(0))
     completions = [np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)]
@@ -483,7 +346,7 @@ def test_warming_up_learns_and_stops_once_it_is_good_enough(monkeypatch: pytest.
 def test_the_share_that_is_right_counts_reasoned_and_tagged_completions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a sampler that writes what it is told to."""
     tokenizer = make_tokenizer()
-    monkeypatch.setattr(starters, "CHECK_PROBLEMS", 30)
+    monkeypatch.setattr(make_starters, "CHECK_PROBLEMS", 30)
 
     class Writer:
         def __init__(self) -> None:
@@ -498,80 +361,19 @@ def test_the_share_that_is_right_counts_reasoned_and_tagged_completions_only(mon
             groups = []
             for prompt in prompts:
                 question = str(tokenizer.decode(prompt, skip_special_tokens=True)).removesuffix("=")
-                assert len(question) == 1 + 2 * starters.CHECK_OPERATORS
+                assert len(question) == 1 + 2 * make_starters.CHECK_OPERATORS
                 texts = [write_completion(question, styles[i % len(styles)], rng) for i in range(repeats)]
                 ids = [np.array(tokenizer(t, add_special_tokens=False)["input_ids"], np.int32) for t in texts]
                 assert max(len(i) for i in ids) < decoding.max_completion_length
                 groups.append(tuple(Rollout(i, np.zeros(len(i), np.float32)) for i in ids))
             return groups
 
-        monkeypatch.setattr(starters, "builtin_sampler", sampler)
+        monkeypatch.setattr(make_starters, "builtin_sampler", sampler)
         rng = np.random.default_rng(0)
-        return starters._right_when_reasoned(Writer(), STARTERS["small"], rng)  # type: ignore[arg-type]
+        return make_starters._right_when_reasoned(Writer(), STARTERS["small"], rng)  # type: ignore[arg-type]
 
     assert writing("reasoned") == 1.0
     assert writing("direct") == writing("untagged") == 0.0
     assert writing("reasoned", "direct") == writing("untagged", "reasoned") == 1.0
     assert writing("slip") < 0.2
     assert 0.5 <= writing("reasoned", "slip") < 0.6
-
-
-@pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize("where", ["warm_up", "save", "card", "rename"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_a_failure_leaves_nothing_half_made(
-    where: str, error: BaseException | type[BaseException], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    with monkeypatch.context() as patch:
-        if where == "warm_up":
-            patch.setattr(starters, "supervised_step", fail)
-        elif where == "save":
-            patch.setattr(Policy, "save_pretrained", fail)
-        elif where == "card":
-            patch.setattr(starters, "write_json", fail)
-        else:
-            patch.setattr(Path, "rename", fail)
-        with pytest.raises((KeyboardInterrupt, OSError)):
-            starters.make("starter:small@3")
-    assert list(home.iterdir()) == []
-    assert (starters.make("starter:small@3") / "config.json").exists()
-
-
-@pytest.mark.usefixtures("brief")
-def test_whoever_finishes_second_takes_what_the_first_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = starters.path_of("starter:small@3")
-    warm_up = starters.warm_up
-
-    def overtaken(*args: Any) -> Any:
-        result = warm_up(*args)
-        target.mkdir()
-        (target / "config.json").write_text("by another process")
-        return result
-
-    monkeypatch.setattr(starters, "warm_up", overtaken)
-    assert starters.make("starter:small@3") == target
-    assert [p.name for p in home.iterdir()] == [target.name]
-    assert files(target) == {"config.json": b"by another process"}
-
-
-@pytest.mark.usefixtures("home")
-def test_a_warm_up_runs_on_one_thread_and_gives_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    seen: list[int] = []
-
-    def fail(*_: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        raise RuntimeError("enough")
-
-    monkeypatch.setattr(starters, "warm_up", fail)
-    try:
-        torch.set_num_threads(3)
-        with pytest.raises(RuntimeError, match="enough"):
-            starters.make("starter:small@3")
-        assert seen == [1]
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)

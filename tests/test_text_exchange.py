@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ftis, research
+from make_starters import make_tokenizer
 from run_files import weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import byte_level
@@ -80,7 +81,7 @@ def rows(place: Path, peer: str) -> list[dict[str, Any]]:
 def test_each_learns_from_the_other_in_its_own_tokens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("train", "recipe.toml") == 0
     assert "exchanging text" in capsys.readouterr().out
-    merged = starters.make_tokenizer(merged=True)
+    merged = make_tokenizer(merged=True)
     for name, other in ("ab", "ba"):
         for row in metrics(place, name):
             assert (row[f"peer/{other}/admitted"], row[f"peer/{other}/rejected"]) == (12, 0)
@@ -127,7 +128,7 @@ def test_with_one_tokenizer_text_gives_the_weights_that_ids_give(place: Path) ->
         assert ftis("train", "recipe.toml", "--set", f'exchange="{exchange}"', "--overwrite") == 0
         found[exchange] = {name: weights(run_of(place) / f"F-TIS/{name}/checkpoint-4") for name in "ab"}
         assert all((row["sent"] is None) == (exchange == "ids" or row["source"] == "a") for row in rows(place, "a"))
-    specials = set(starters.make_tokenizer().all_special_ids) - {starters.make_tokenizer().eos_token_id}
+    specials = set(make_tokenizer().all_special_ids) - {make_tokenizer().eos_token_id}
     assert not any(specials & set(row["completion_ids"].tolist()) for row in rows(place, "a")), "they have no bytes"
     for name in "ab":
         assert all(torch.equal(found["ids"][name][key], found["text"][name][key]) for key in found["ids"][name])
@@ -272,7 +273,7 @@ def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_anything_is_train
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
-    shutil.copytree(starters.make(MERGED), other)
+    shutil.copytree(starters.path_of(MERGED), other)
     written = json.loads((other / "tokenizer.json").read_text())
     written["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     (other / "tokenizer.json").write_text(json.dumps(written))
@@ -287,9 +288,9 @@ def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_anything_is_train
 def with_ends(place: Path, model: str, *tokens: str, ends: tuple[str, ...] = ()) -> Path:
     """A starter with further special tokens, at ``ends`` of which its generation defaults end a completion."""
     path = place / model.replace(":", "-")
-    tokenizer = starters.make_tokenizer(merged=model == MERGED)
+    tokenizer = make_tokenizer(merged=model == MERGED)
     tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
-    shutil.copytree(starters.make(model), path)
+    shutil.copytree(starters.path_of(model), path)
     model_there = AutoModelForCausalLM.from_pretrained(path)
     model_there.resize_token_embeddings(len(tokenizer))
     vocabulary = tokenizer.get_vocab()
@@ -301,9 +302,7 @@ def with_ends(place: Path, model: str, *tokens: str, ends: tuple[str, ...] = ())
 
 
 def loaded(place: Path, recipe: Recipe, name: str) -> Peer:
-    model = recipe.peer(name).model
-    path = str(starters.make(model)) if starters.is_starter(model) else model
-    return assemble(recipe, name, place / name, model_path=path).peer
+    return assemble(recipe, name, place / name).peer
 
 
 @pytest.mark.parametrize(
@@ -324,7 +323,7 @@ def test_the_end_of_others_texts_is_the_one_by_which_a_model_ends(
     recipe = load(place / "recipe.toml", overrides=overrides)
     peer = loaded(place, recipe, "a")
     vocabulary = peer.policy.tokenizer.get_vocab()
-    other = starters.make_tokenizer(merged=True)
+    other = make_tokenizer(merged=True)
     (ids,) = TokenBytes.of(other).encode(["1+2"])
     sampled = Rollout(np.append(ids, np.int32(other.eos_token_id)), -np.ones(len(ids) + 1, np.float32))
     group = Group("b", 0, recipe_items(peer, "b")[0], (sampled,) * recipe.rollouts_per_group)
@@ -390,14 +389,14 @@ def recipe_items(peer: Peer, name: str) -> list[int]:
 
 
 def test_an_end_that_is_text_is_no_end_of_others_texts() -> None:
-    known = TokenBytes.of(starters.make_tokenizer())
+    known = TokenBytes.of(make_tokenizer())
     nine = known.tokenizer.get_vocab()["9"]
     with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by '9', which is text.* take sampling\.stop"):
         end_of_text("peer 'a'", known, [nine], [])
 
 
 def test_more_ends_than_can_be_told_apart_are_refused() -> None:
-    known = TokenBytes.of(starters.make_tokenizer())
+    known = TokenBytes.of(make_tokenizer())
     vocabulary = known.tokenizer.get_vocab()
     ends = [vocabulary[token] for token in ("<eos>", "<pad>", "<bos>", "<unk>")]
     assert end_of_text("peer 'a'", known, ends[:1], ends) == ends[0]
@@ -434,20 +433,6 @@ def test_what_is_exchanged_is_not_known_where_a_tokenizer_is_absent(
     said = capsys.readouterr().out
     assert "a, b: what they exchange is not known before this machine has org/not-here" in said
     assert "exchange token ids" not in said
-
-
-def test_a_variant_of_a_starter_has_its_tokenizer_before_it_is_made(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FTIS_HOME", str(place / "home"))
-    write(place, a=f"{SMALL}@1", b="starter:large@2")
-    ftis("doctor", "recipe.toml")
-    assert "a, b exchange token ids" in capsys.readouterr().out
-    write(place, a=f"{SMALL}@1", b=f"{MERGED}@2")
-    ftis("doctor", "recipe.toml")
-    said = capsys.readouterr().out
-    assert "a, b exchange text" in said
-    assert "not on this machine" not in said
 
 
 def test_many_swarms_that_exchange_token_ids_share_a_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

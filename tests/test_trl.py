@@ -409,7 +409,8 @@ class Beside:
 
 def trained_beside_ours(recipe: Recipe, model: Path, others: Path, place: Path) -> Any:
     """TRL's peer ``a``, trained in turns with a ``b`` of ours, whose records are in ``place / "b"``."""
-    other = assemble(recipe, "b", place / "b", model_path=str(others))
+    peers = tuple(p.model_copy(update={"model": str(others)}) if p.name == "b" else p for p in recipe.peers)
+    other = assemble(recipe.model_copy(update={"peers": peers}), "b", place / "b")
     trainer = trainer_of(model, config(place / "trl"), recipe, Beside(other))
     trainer.train()
     return trainer
@@ -444,7 +445,7 @@ def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_pa
 def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
     recipe = recipe.model_copy(update={"exchange": "text"})
-    small, merged = (starters.make(f"starter:{name}") for name in ("small", "small-merged"))
+    small, merged = (starters.path_of(f"starter:{name}") for name in ("small", "small-merged"))
     trainer = trained_beside_ours(recipe, small, merged, tmp_path)
     for place, source in ((trainer.place, "b"), (tmp_path / "b", "a")):
         for row in read_jsonl(place / "metrics.jsonl"):
@@ -456,7 +457,7 @@ def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path:
 
 
 def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path: Path) -> None:
-    small = starters.make("starter:small")
+    small = starters.path_of("starter:small")
     for mine in ([], ["<eos>"]):
         alone, recipe = (scene_recipe(sampling={"end_tokens": [*mine, *more]}) for more in ([], ["<|end of another|>"]))
         plain = trainer_of(small, config(tmp_path), alone).member
@@ -671,7 +672,7 @@ def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
 
     recipe = scene_recipe(network={"port": free_port(), "deadline": 1.0, "start_seconds": 1.0})
     swarm = Swarm(recipe.model_copy(update={"exchange": "text"}), "a", open=True)
-    trainer = FTISTrainer(str(starters.make("starter:small")), evenness, config(tmp_path), swarm=swarm)
+    trainer = FTISTrainer(str(starters.path_of("starter:small")), evenness, config(tmp_path), swarm=swarm)
     with connected(trainer.member, trainer.processing_class, swarm, trainer.place) as (exchange, _):
         assert isinstance(exchange, NetworkExchange)
         assert exchange.status["tokenizer"] == trainer.member.header.tokenizer

@@ -247,7 +247,7 @@ WAYS: dict[str, Callable[[Recipe], object]] = {
     "train, in turns": lambda recipe: ftis.train(recipe.model_copy(update={"processes": "inline"})),
     "train, in processes": lambda recipe: ftis.train(recipe.model_copy(update={"processes": "parallel"})),
     "join": lambda recipe: join(recipe, "a"),
-    "preflight": lambda recipe: sound(recipe, "a", recipe.peer("a").model, 2, Path(recipe.output_dir)),
+    "preflight": lambda recipe: sound(recipe, "a", 2, Path(recipe.output_dir)),
 }
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from make_starters import make_tokenizer
 
-from ftis.models.starters import make_tokenizer
 from ftis.rollouts import Group, Rollout, ScoredGroup
 from research import attacks
 from research.attacks import ALWAYS, LIE

@@ -32,7 +32,7 @@ def test_the_scaling_recipe_samples_as_much_in_swarms_of_every_size() -> None:
     arms = {arm.name: arm for arm in arms_of(load(RECIPES / "scaling.toml"))}
     for arm in arms.values():
         for swarm in arm.swarms:
-            small = [peer for peer in swarm.peers if peer.model.startswith("starter:small@")]
+            small = [peer for peer in swarm.peers if peer.model.startswith("models/starters/small-")]
             assert len(swarm.peers) in (1, 2 * len(small)), "half of a swarm is small"
     for m in (2, 4, 8, 16):
         assert budget(arms[f"alone-x{m}"])[0] == 36 * m

@@ -114,14 +114,14 @@ def test_a_replay_that_could_not_begin_does_not_stand_in_the_way(run: Path) -> N
     assert research(replay_run, *replay) == 0
 
 
-def test_a_starter_that_is_made_otherwise_now_is_not_replayed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_starter_than_then_is_not_replayed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = recordings(run, "F-TIS", ("a",))[0]
     peers = tuple(peer.model_copy(update={"model": "starter:small"}) for peer in recording.recipe.peers)
     recording = replace(recording, recipe=recording.recipe.model_copy(update={"peers": peers}))
     file = run / "provenance.json"
     document = json.loads(file.read_text())
     file.write_text(json.dumps(document | {"starters": {"starter:small": "small-0123456789ab"}}))
-    with pytest.raises(RunError, match="began with starter:small as small-0123456789ab, which is made as small-"):
+    with pytest.raises(RunError, match="began with starter:small as small-0123456789ab, which is small-"):
         recording.load(0)
 
 

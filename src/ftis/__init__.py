@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ftis.config import PeerConfig as PeerConfig
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
-    from ftis.models.starters import supervised_step as supervised_step
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import policy_loss as policy_loss
     from ftis.peer import Peer as Peer
     from ftis.policy import Policy as Policy
+    from ftis.policy import supervised_step as supervised_step
     from ftis.recipe.arms import experiment_directory as experiment_directory
     from ftis.recipe.arms import run_directory as run_directory
     from ftis.recipe.parsing import load as load
@@ -51,7 +51,7 @@ _HOME = {
     "train": "run.runs:run",  # ``ftis.run`` is the room
     "run_experiment": "run.experiments",
     "experiment_directory": "recipe.arms",
-    "supervised_step": "models.starters",
+    "supervised_step": "policy",
     "compare": "comparison.results",
     "print_comparison": "view.tables",
     "summarise": "comparison.summary",

@@ -31,7 +31,7 @@ from ftis.engines.machine import keep_freed_memory
 from ftis.recipe.arms import run_directory
 from ftis.recipe.own_code import told_as_own
 from ftis.recipe.parsing import load, network_settings, ready_made, split_override
-from ftis.records.events import Planned, WarmUp
+from ftis.records.events import Planned
 from ftis.seams import TASKS
 from ftis.terminal import (
     NEWEST,
@@ -122,41 +122,32 @@ def demo(
 
 @app.command()
 def models(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="As listed; of a starter also NAME@SEED.", show_default=False)
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="As listed.", show_default=False)] = None,
     directory: Annotated[Path, typer.Option("--directory", "-d", help="The directory of pretrained models.")] = Path(
         "models"
     ),
 ) -> None:
-    """List the models with a short name, or make or fetch some."""
+    """List the models with a short name, or fetch some."""
     from ftis.models import pretrained, starters
-    from ftis.view.progress import Display
 
     if not names:
-        for line in [*starters.listed(), *pretrained.listed(directory)]:
+        here = [f"{starters.PREFIX}{name}: here: {starters.path_of(name)}" for name in starters.SHIPPED]
+        for line in [*here, *pretrained.listed(directory)]:
             console.print(line)
         return
-    known = [*starters.STARTERS, *pretrained.MODELS]
+    known = [*starters.SHIPPED, *pretrained.MODELS]
     bare = [name.removeprefix(starters.PREFIX) for name in names]
+    if unknown := [name for name in bare if name not in known]:
+        raise FtisError(
+            f"no model {unknown[0]!r} here{nearest(unknown[0], known)}; a recipe fetches any other by its Hub id as a "
+            f"peer's model"
+        )
     for name in bare:
-        if name.partition("@")[0] not in known:
-            raise FtisError(
-                f"no model {name!r} here{nearest(name, known)}; a recipe fetches any other by its Hub id as a peer's "
-                f"model"
-            )
-    fetched = [name for name in bare if name in pretrained.MODELS]
-    made = [starters.PREFIX + name for name in bare if name not in fetched]
-    for model in made:
-        starters.lookup(model)
-    display = Display(console)
-    with display.live():
-        for model in made:
-            path = starters.make(model, lambda name, step, most: display(WarmUp(name, step, most)))
-            console.print(f'{path}: in a recipe, model = "{model}"')
-    for name in fetched:
-        path = pretrained.get(name, directory, console.print)
-        console.print(f'{path}: in a recipe, model = "{path}"')
+        if name in starters.SHIPPED:
+            console.print(f'{starters.path_of(name)}: in a recipe, model = "{starters.PREFIX}{name}"')
+        else:
+            path = pretrained.get(name, directory, console.print)
+            console.print(f'{path}: in a recipe, model = "{path}"')
 
 
 @app.command()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
-import shutil
 from pathlib import Path
 
 import torch
 
 from ftis.check.formatting import in_bytes
 from ftis.config import FtisError, Recipe
-from ftis.engines.machine import cores, nearest_existing, total_bytes
-from ftis.models import starters
+from ftis.engines.machine import cores, total_bytes
 from ftis.models.pretrained import MODELS
 from ftis.policy import resolve_dtype
 from ftis.recipe.arms import arms_of
@@ -65,18 +62,6 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         rows.append(
             ("cuda", "absent", "training runs on the CPU", "starters are made for that; larger models want a GPU")
         )
-    home = starters.home()
-    writable = nearest_existing(home)
-    free = shutil.disk_usage(writable).free
-    fits = os.access(writable, os.W_OK) and free > 2e9
-    rows.append(
-        (
-            "starter cache",
-            "ok" if fits else "problem",
-            f"{home}, {in_bytes(free)} free",
-            "" if fits else "set FTIS_HOME to a writable place with 2 GB free",
-        )
-    )
     optional = {
         "reasoning_gym": ("reasoning-gym", "procedural tasks"),
         "bitsandbytes": ("bitsandbytes", "peers.*.optim, frozen_dtype"),

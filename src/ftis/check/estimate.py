@@ -219,7 +219,7 @@ def disk_of(swarms: Sequence[Recipe]) -> tuple[int, list[str]]:
 def _checkpoint_of(peer: PeerConfig) -> int:
     """Bytes of a checkpoint; 0 where the model is not here."""
     try:
-        shape = _shape(str(starters.path_of(peer.model)) if starters.is_starter(peer.model) else peer.model, peer)
+        shape = _shape(starters.place_of(peer.model), peer)
     except CANNOT_EXAMINE:
         return 0
     return checkpoint_bytes(peer, shape.parameters, shape.trained)
@@ -278,7 +278,7 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
 def _job_bytes(swarm: Recipe, free: int) -> int:
     """Bytes of a job with all peers of a swarm; ``free`` if one is unknown."""
     examined = [(peer, memory) for peer, _, memory in _examined(swarm, [])]
-    if len(examined) < sum(not starters.is_starter(peer.model) for peer in swarm.peers):
+    if len(examined) < len(swarm.peers):
         return free
     return in_one_process(examined)
 
@@ -322,12 +322,7 @@ def _examine(
 ) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
     program, lengths = resident_bytes(), dict[tuple[str, str], list[int]]()
     for swarm, peer in peers:
-        source = peer.model
-        if starters.is_starter(peer.model):
-            source = str(starters.path_of(peer.model))
-            if not (Path(source) / "config.json").exists():
-                lines.append(f"{peer.name}: {peer.model} is made when training starts (a minute or so, once)")
-                continue
+        source = starters.place_of(peer.model)
         try:
             shape = _shape(source, peer)
             key = source, swarm.model_dump_json(include=OF_PROMPTS)

@@ -71,10 +71,8 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
     )
     seconds = [job.rounds_left * job.guess for job in found]
     total = max(max(seconds), sum(seconds) / at_a_time)
-    made = sum(model.startswith("starter:") for model in unknown)
-    beside = f" beside {counted(made, 'warm-up')} of a minute or so, {at_a_time} at a time, once" if made else ""
     lines.append(
-        f"guess {in_time(total)} in all{beside}: from parameters × tokens, with a CPU core for each of {at_a_time} "
+        f"guess {in_time(total)} in all: from parameters × tokens, with a CPU core for each of {at_a_time} "
         f"jobs, so it may be off threefold and says nothing about GPUs; the time left appears once rounds are measured"
     )
     return lines

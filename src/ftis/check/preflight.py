@@ -35,7 +35,7 @@ from ftis.rewards.parts import graded_in
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.prepare import check, prepare
+from ftis.run.prepare import check
 from ftis.run.workers import Job, Stop, run_jobs
 from ftis.schedule import assigned
 
@@ -94,18 +94,16 @@ def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop
         FtisError: the recipe cannot run, or a peer's process failed.
     """
     chosen = arms_of(recipe, (arm,) if arm else ())[0]
-    _, _, of_prompts = check([chosen])
+    (chosen,), _, of_prompts = check([chosen])
     if of_prompts:
         say(Planned(tuple(of_prompts)))
     stop = stop or threading.Event()
-    (chosen,), models = prepare([chosen], say, stop)
     threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:
         jobs = []
         for swarm in (one.model_copy(update=threads) for one in chosen.swarms):
             for peer in swarm.peers:
-                model = models.get(peer.model, peer.model)
-                arguments = (swarm, peer.name, model, groups, Path(place) / peer.name)
+                arguments = (swarm, peer.name, groups, Path(place) / peer.name)
                 jobs.append(Job(f"peer {peer.name!r}", sound_process, arguments))
         run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
         if stop.is_set():
@@ -122,29 +120,26 @@ def _read(file: Path) -> Sounding:
     return Sounding(**values)
 
 
-def sound_process(swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
+def sound_process(swarm: Recipe, name: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
     """Sound one peer and write the findings to ``place``."""
     place.mkdir(parents=True)
     torch.set_num_threads(swarm.threads)
     with suppress(Stopped):
-        write_json(place / "sounding.json", asdict(sound(swarm, name, model, groups, place, say, stop)))
+        write_json(place / "sounding.json", asdict(sound(swarm, name, groups, place, say, stop)))
 
 
-def sound(
-    swarm: Recipe, name: str, model: str, groups: int, place: Path, say: Say = unheard, stop: Stop | None = None
-) -> Sounding:
+def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard, stop: Stop | None = None) -> Sounding:
     """Sample and score, one group and then all, and more where none has signal; then take steps on some of them.
 
     Args:
         swarm: with exactly the peers of the swarm.
-        model: the model's place.
         place: a directory for the files that assembling a peer writes.
         say: hears of the progress.
 
     Raises:
         Stopped: ``stop`` was set.
     """
-    with closing(assemble(swarm, name, place, model_path=model)) as trainer:
+    with closing(assemble(swarm, name, place)) as trainer:
         return _sounded(swarm, trainer.peer, groups, say, stop)
 
 

@@ -33,17 +33,6 @@ class Place:
 
 
 @dataclass(frozen=True)
-class WarmUp:
-    """A starter's warm-up has taken ``step`` of at most ``most`` optimiser steps."""
-
-    kind: ClassVar[str] = "warm-up"
-    starter: str
-    step: int
-    most: int
-    place: Place = Place()
-
-
-@dataclass(frozen=True)
 class Planned:
     """A run or an experiment was checked and begins; ``lines`` tell people what it is about to do."""
 
@@ -230,8 +219,7 @@ class Failed:
 
 
 Event = (
-    WarmUp
-    | Planned
+    Planned
     | Sounded
     | FirstGroup
     | JobsKnown

@@ -56,7 +56,6 @@ def assemble(
     name: str,
     directory: Path,
     *,
-    model_path: str | None = None,
     resume_step: int = 0,
     records: Records | None = None,
     networked: bool = False,
@@ -66,7 +65,6 @@ def assemble(
     Args:
         recipe: with exactly the peers of this swarm.
         directory: holds the checkpoint to go on from, and new records and checkpoints.
-        model_path: the model's place; by default the recipe's ``model``, made on the spot if it is a starter.
         resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
         records: by default new ones under ``directory``; new checkpoints go to the same place.
         networked: the others run on their own machines, so messages may be late and admission has a time limit.
@@ -75,14 +73,13 @@ def assemble(
         FtisError: the model, the task, a checkpoint or a name of the recipe cannot be loaded.
     """
     config = recipe.peer(name)
-    if model_path is None and starters.is_starter(config.model):
-        model_path = str(starters.make(config.model))
+    model = starters.place_of(config.model)
     if resume_step:
-        policy, cursor, states = checkpoint.load(directory, resume_step, config, model_path or config.model)
+        policy, cursor, states = checkpoint.load(directory, resume_step, config, model)
     else:
         with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
             torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
-            policy, cursor, states = Policy.load(config, model_path), Cursor(), {}
+            policy, cursor, states = Policy.load(config, model), Cursor(), {}
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
     objective = resolve(recipe.objective)
@@ -163,8 +160,7 @@ def examine(
     Raises:
         FtisError: the model cannot be loaded, or lacks something that the recipe names.
     """
-    source = str(starters.make(model)) if starters.is_starter(model) else model
-    config = PeerConfig(name="model", model=source)
+    config = PeerConfig(name="model", model=starters.place_of(model))
     if run_as is not None:
         config = config.model_copy(update={"device": run_as.device, "dtype": run_as.dtype})
     policy = Policy.load(config)

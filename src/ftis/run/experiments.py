@@ -17,10 +17,10 @@ from pathlib import Path
 
 from ftis.config import FtisError, Recipe
 from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory, run_directory
-from ftis.records.events import JobEnded, JobsKnown, Say, Stopped, placed, unheard
+from ftis.records.events import JobEnded, JobsKnown, Say, placed, unheard
 from ftis.records.plan import EXPERIMENT, read_plan, write_experiment
 from ftis.run.outlook import guess_seconds
-from ftis.run.prepare import Checked, check, prepare
+from ftis.run.prepare import Checked, check
 from ftis.run.processes import known_parameters
 from ftis.run.provenance import claim, provenance
 from ftis.run.runs import resume_step, run
@@ -70,15 +70,11 @@ def run_experiment(
     directory = experiment_directory(recipe)
     stop = threading.Event()
     check_baselines(recipe)
-    arms, tasks, _ = checked or check(arms_of(recipe))
+    tasks = (checked or check(arms_of(recipe))).tasks
     every = {*_seeds_before(directory), *seeds}  # earlier seeds are of this recipe too
     for seeded in _runs(recipe, sorted(every)):
         claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)
     write_experiment(directory, recipe, sorted(every), provenance(recipe))
-    try:
-        prepare(arms, say, stop)
-    except Stopped:
-        return False
     all_jobs = jobs_of(recipe, seeds)
     todo = [job for job in all_jobs if job.rounds_left]
     left = {job.label: (job.part.name, job.rounds_left // len(job.part.peers)) for job in todo}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from ftis.records.events import (
     NetworkEvent,
     Planned,
     Say,
-    Stopped,
     placed,
     unheard,
 )
@@ -41,7 +39,7 @@ from ftis.records.files import locked, saved_steps, write_whole
 from ftis.records.writing import EventLog, Records, open_trackers
 from ftis.run import accusations
 from ftis.run.assembly import assemble
-from ftis.run.prepare import Checked, check, prepare
+from ftis.run.prepare import Checked, check
 from ftis.run.provenance import claim, delete_run
 from ftis.run.runs import begins_again
 from ftis.swarm.facts import agreement, run_id
@@ -161,11 +159,6 @@ def join(
     if goes_on:
         say(Planned((goes_on,)))
     with locked(directory / arm_name / ".lock", 0):
-        try:
-            _, models = prepare([replace(own, swarms=(own.recipe,))], say, stop)
-        except Stopped:
-            return False
-        model = models.get(config.model, config.model)
         place.mkdir(parents=True, exist_ok=True)
         placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds, swarm.exchange == "text"))
         torch.set_num_threads(threads)
@@ -182,7 +175,6 @@ def join(
             swarm,
             name,
             place,
-            model_path=model,
             resume_step=step,
             records=records,
             networked=True,

@@ -1,4 +1,4 @@
-"""Checks before anything is written: whether arms can run, what their peers exchange, and the starters they need."""
+"""Checks before anything is written: whether arms can run, and what their peers exchange."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
-from ftis.engines.machine import cores
 from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
 from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError
-from ftis.records.events import Say, Stopped, WarmUp
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, require_columns
 from ftis.run.assembly import check_names
 from ftis.run.prompting import look_at_prompts, tokenizers_here
-from ftis.run.workers import Job, Stop, run_jobs
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, require_unseen
 from ftis.text.messages import end_of_text
@@ -37,7 +33,10 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainab
 
 
 class Checked(NamedTuple):
-    """The arms that can run, the first one's task with those out of distribution, and remarks on the prompts."""
+    """The arms, which can run, the first one's task with those out of distribution, and remarks on the prompts.
+
+    Their swarms' ``exchange`` is settled.
+    """
 
     arms: list[Arm]
     tasks: list[Task]
@@ -68,23 +67,21 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
         of_arms.append(loaded)
     for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
-        if (Path(source[0]) / "config.json").exists() or not starters.is_starter(peer.model):
-            try:
-                require_trainable(peer, source[0])
-            except re.error as error:
-                raise RunError(
-                    f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
-                    f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
-                ) from None
-    return Checked(arms, of_arms[0], look_at_prompts(arms, of_arms) if prompts else [])
+        try:
+            require_trainable(peer, source[0])
+        except re.error as error:
+            raise RunError(
+                f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
+                f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
+            ) from None
+    places = {peer.model: starters.place_of(peer.model) for arm in arms for peer in arm.recipe.peers}
+    remarks = look_at_prompts(arms, of_arms) if prompts else []
+    return Checked([with_exchange(arm, places) for arm in arms], of_arms[0], remarks)
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
     require_precision(peer)
-    if starters.is_starter(peer.model):
-        starters.lookup(peer.model)
-    else:
-        vocabulary(peer.model, end_tokens)
+    vocabulary(starters.place_of(peer.model), end_tokens)
 
 
 def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:
@@ -111,8 +108,7 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
 
 def _of_trainable(peer: PeerConfig) -> tuple[str, str]:
     """The place of a peer's model, and the settings that it must fit."""
-    source = str(starters.path_of(peer.model)) if starters.is_starter(peer.model) else peer.model
-    return source, peer.model_dump_json(include=OF_TRAINABLE)
+    return starters.place_of(peer.model), peer.model_dump_json(include=OF_TRAINABLE)
 
 
 def _check_scores(reward: RewardConfig, task: Task) -> None:
@@ -126,41 +122,6 @@ def _check_scores(reward: RewardConfig, task: Task) -> None:
             )
     if reward.partial_credit and reward.pass_mark != 1.0:
         raise RewardError("reward.pass_mark means nothing with reward.partial_credit = true: leave one of them out")
-
-
-def prepare(arms: list[Arm], say: Say, stop: Stop) -> tuple[list[Arm], dict[str, str]]:
-    """Make the starters; return the arms with their form of exchange, and each starter's directory.
-
-    Raises:
-        RunError: peers of one swarm that cannot exchange as the recipe asks, or a starter that could not be made.
-        Stopped: asked to stop while a starter was made.
-    """
-    models = sorted({p.model for arm in arms for p in arm.recipe.peers})
-    paths = _make_starters([model for model in models if starters.is_starter(model)], say, stop)
-    places = {model: paths.get(model, model) for model in models}
-    return [with_exchange(arm, places) for arm in arms], paths
-
-
-def _make_starters(wanted: list[str], say: Say, stop: Stop) -> dict[str, str]:
-    """Make the starters that are neither shipped nor there yet, side by side; their directories by model."""
-    missing = [model for model in wanted if not (starters.path_of(model) / "config.json").exists()]
-    jobs = [Job(model, make_starter, (model,)) for model in missing]
-    run_jobs(jobs, cores(), say, stop, remedy="start the same command again")
-    if stop.is_set():
-        raise Stopped
-    return {model: str(starters.make(model)) for model in wanted}
-
-
-def make_starter(model: str, say: Say, stop: Stop) -> None:
-    """Make one starter, unless ``stop`` is set meanwhile."""
-
-    def report(starter: str, step: int, most: int) -> None:
-        say(WarmUp(starter, step, most))
-        if stop.is_set():
-            raise Stopped
-
-    with suppress(Stopped):
-        starters.make(model, report)
 
 
 def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:

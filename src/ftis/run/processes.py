@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -81,17 +80,9 @@ def parameters_of(model: str) -> int:
 
     from ftis.engines.models import load_config
 
-    source = model
-    if starters.is_starter(model):
-        source = str(starters.path_of(model))
-        if not (Path(source) / "config.json").exists():
-            made_of = starters.lookup(model)[1]
-            width, heads = made_of.hidden_size, made_of.num_attention_heads
-            attention = 2 * width * width * (1 + made_of.num_key_value_heads / heads)
-            return int(made_of.num_hidden_layers * (attention + 3 * width * made_of.intermediate_size))
     try:
         with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(load_config(source))
+            made = AutoModelForCausalLM.from_config(load_config(starters.place_of(model)))
     except (OSError, ValueError, KeyError):
         return UNKNOWN_PARAMETERS
     return sum(p.numel() for p in made.parameters())

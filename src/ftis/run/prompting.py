@@ -30,12 +30,8 @@ ANSWER = "ANSWER"
 
 
 def tokenizers_here(arm: Arm) -> dict[str, str]:
-    """The directory or Hub id by which the tokenizer of each of an arm's models loads, of those that are here.
-
-    A variant of a starter has the tokenizer of that starter, which is shipped.
-    """
-    models = {peer.model for peer in arm.recipe.peers}
-    places = {m: str(starters.path_of(m.partition("@")[0])) if starters.is_starter(m) else m for m in models}
+    """The directory or Hub id by which the tokenizer of each of an arm's models loads, of those that are here."""
+    places = {peer.model: starters.place_of(peer.model) for peer in arm.recipe.peers}
     return {model: place for model, place in places.items() if tokenizer_here(place) is not None}
 
 

@@ -125,8 +125,8 @@ def claim(
         joined: the one peer that trains here, if the others are on their own machines.
 
     Raises:
-        RunError: a run is there and ``resume`` is false, or its recipe, problems or starters are not today's, or an
-            arm has finished more rounds than it would have.
+        RunError: a run is there and ``resume`` is false, or its recipe or problems are not today's, or an arm
+            has finished more rounds than it would have.
     """
     if not ((directory / RECIPE).exists() and any(directory.glob(records))):
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,12 +141,6 @@ def claim(
         )
     (added, changed), now = require_same_recipe(directory, recipe), provenance(recipe)
     _check_rounds(directory, recipe)
-    if made := made_otherwise(directory, now["starters"]):
-        raise RunError(
-            f"{directory} was started with other starters ({', '.join(made.values())}): those made now differ, "
-            f"since ftis or what they are made with has changed. Start anew, or go on with the version in "
-            f"{PROVENANCE}"
-        )
     _check_problems(directory, tasks)
     others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
     longer = f"; {_shown(changed)}" if changed else ""
@@ -191,13 +185,6 @@ def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
             f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
             f"file or the code that they come from, or start anew with --overwrite or another name"
         )
-
-
-def made_otherwise(run: Path, models: Iterable[str]) -> dict[str, str]:
-    """The starters that are made otherwise now than when the run began, each with its directory's name then."""
-    began = read_provenance(run).get("starters", {})
-    now = {model: starters.path_of(model).name for model in models}
-    return {model: began[model] for model, name in now.items() if began.get(model, name) != name}
 
 
 def delete_run(directory: Path) -> None:

@@ -28,13 +28,13 @@ from ftis.engines.offload import Offload
 from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import told_as_own
-from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, Stopped, placed, unheard
+from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
 from ftis.records.files import checkpoint_path, locked, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, open_trackers
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.prepare import Checked, check, prepare
+from ftis.run.prepare import Checked, check
 from ftis.run.processes import (
     SMALL,
     computing_at_a_time,
@@ -64,7 +64,6 @@ class PeerJob:
     recipe: Recipe
     peer: str
     directory: Path
-    model_path: str
     resume_step: int
     threads: int
 
@@ -116,13 +115,10 @@ def run(
         goes_on = claim(directory, resume, recipe, tasks=tasks)
         if not peer:  # an experiment has said so for its jobs
             say(Planned((goes_on or f"a new run in {directory}",)))
-        arms, models = prepare(arms, say, stop)
         for arm in arms:
             with _locked(directory, arm):
-                if not _run_arm(directory, arm, models, placed(say, arm=arm.name), stop):
+                if not _run_arm(directory, arm, placed(say, arm=arm.name), stop):
                     return False
-    except Stopped:
-        return False
     except OSError as error:
         if own := told_as_own(error):
             raise RunError(own) from error
@@ -133,7 +129,7 @@ def run(
     return True
 
 
-def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: Stop) -> bool:
+def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
     rounds = arm.recipe.training.rounds
     unfinished = [(swarm, resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
     unfinished = [
@@ -162,7 +158,6 @@ def _run_arm(directory: Path, arm: Arm, models: dict[str, str], say: Say, stop: 
                 recipe=_on_device(swarm, peer, arm.first + arm.peers.index(peer.name)),
                 peer=peer.name,
                 directory=directory / arm.name / peer.name,
-                model_path=models.get(peer.model, peer.model),
                 resume_step=step,
                 threads=threads_of(arm.recipe, cores()),
             )
@@ -199,9 +194,7 @@ def open_peer(job: PeerJob) -> Trainer:
     run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
     trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
     records = Records(job.directory, trackers, recipe.training.record_rollouts)
-    return assemble(
-        recipe, job.peer, job.directory, model_path=job.model_path, resume_step=job.resume_step, records=records
-    )
+    return assemble(recipe, job.peer, job.directory, resume_step=job.resume_step, records=records)
 
 
 def _by_swarm(jobs: Sequence[PeerJob]) -> list[list[PeerJob]]:
@@ -217,7 +210,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
     threads_before = torch.get_num_threads()
     torch.set_num_threads(jobs[0].threads)
     # Else the process keeps the memory of a large model's sampling and updates while the next one takes as much.
-    large = any(parameters_of(job.model_path) >= SMALL for job in jobs)
+    large = any(parameters_of(job.recipe.peer(job.peer).model) >= SMALL for job in jobs)
     after_turn = return_freed_memory if large else lambda: None
     try:
         with interrupts(say, stop):

@@ -115,8 +115,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
         recipe, task = swarm.resolved(args, train_dataset), None
         self._swarm, self._has_others = swarm, recipe is not None and len(recipe.peers) > 1
-        if isinstance(model, str) and starters.is_starter(model):
-            model = str(starters.make(model))
+        if isinstance(model, str):
+            model = starters.place_of(model)
         if recipe is not None:
             recipe = adapted(recipe, args)
             if self._has_others:

@@ -28,7 +28,6 @@ from ftis.records.events import (
     Planned,
     RoundEnded,
     Sounded,
-    WarmUp,
 )
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
 from ftis.records.standing import CAUSAL, WINDOW, Left, Standing, seconds_left, standing
@@ -92,10 +91,6 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case WarmUp():
-                self._advance(f"warm-up {event.starter}", event.step, event.most, "")
-                if event.step % 250 == 0:
-                    self._line(f"warm-up {event.starter}: step {event.step}, at most {event.most}")
             case Planned():
                 for line in event.lines:
                     self._print(line)
