@@ -254,7 +254,7 @@ def _rates(arm: Arm) -> list[float]:
 
 def _settings(arm: Arm) -> dict[str, Any]:
     """The recipe of an arm without the sizes of its swarms, its peers' amount of sampling, and learning rates."""
-    of_sizes = {"swarms", "prompts_per_round", "prompts_per_peer"}
+    of_sizes = {"swarm_size", "prompts_per_round"}
     rates = {"__all__": {"learning_rate"}}
     return arm.recipe.model_dump(exclude={"arms": True, "training": of_sizes, "peers": rates})
 

@@ -35,7 +35,7 @@ from recipes import recipe_of, write_recipe
 
 ROOT = Path(__file__).parents[1]
 ALONE = {"name": "alone-part", "collaborate": False, "budget": "generated"}
-SIZES = [{"name": f"F-TIS-{m}", "swarm_size": m} for m in (2, 4)]
+SIZES = [{"name": f"F-TIS-{m}", "set": {"training": {"swarm_size": m, "prompts_per_round": 3 * m}}} for m in (2, 4)]
 
 
 def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:
         "name": "sizes",
         "task": {"name": "clock"},
         "sampling": {"num_generations": 4, "max_completion_length": 40},
-        "training": {"prompts_per_peer": 3},
+        "training": {"prompts_per_round": 12},
         "peers": [{"name": name, "model": "starter:small"} for name in peers],
         "arms": [ALONE, *SIZES],
     }
@@ -160,14 +160,13 @@ def test_own_sampling_is_the_same_in_every_size() -> None:
 
 
 def test_alone_with_its_own_part_is_the_swarm_of_one() -> None:
-    """The same recipe, but for its arm, as one whose swarms are given by hand."""
     (alone,) = arms_of(parse(document()), ("alone-part",))
-    by_hand = parse(document(training__swarms=[["a"], ["b"], ["c"], ["d"]], arms=[{"name": "ones"}]))
+    by_hand = parse(document(training={"swarm_size": 1, "prompts_per_round": 3}, arms=[{"name": "ones"}]))
     (ones,) = arms_of(by_hand)
     for one, other in zip(alone.swarms, ones.swarms, strict=True):
         assert one.training.prompts_per_round == other.training.prompts_per_round == 3
         assert one.peers == other.peers
-    limited = {"name": "limited", "swarm_size": 4, "set": {"training.max_foreign_rollouts": 10}}
+    limited = {"name": "limited", "set": {"training.max_foreign_rollouts": 10}}
     all_prompts, whole = arms_of(parse(document(arms=[{"name": "alone", "collaborate": False}, limited])))
     assert [swarm.training.prompts_per_round for swarm in all_prompts.swarms] == [12] * 4
     assert rollouts_per_round(whole.swarms[0]) == (12, 12 + 8)  # whole groups
@@ -185,25 +184,13 @@ def test_the_written_recipe_is_read_back() -> None:
             assert swarm.training.max_foreign_rollouts == (4 if len(swarm.peers) > 1 else 0)
 
 
-def test_the_two_ways_to_say_how_many_prompts_replace_each_other() -> None:
-    assert parse(document(training__prompts_per_round=8)).training.prompts_per_peer is None
-    more = {"name": "more", "swarm_size": 2, "set": {"training": {"prompts_per_round": 8}}}
-    assert arm_of(parse(document(arms=[more])), "more").training.prompts_per_round == 8
-    given = document(training__prompts_per_round=8, arms=[{"name": "x", "set": {"training.prompts_per_peer": 5}}])
-    assert arm_of(parse(given), "x").training.prompts_per_round == 20
-
-
 def test_what_does_not_fit_is_refused() -> None:
-    by_hand = {"training.swarms": [["a", "b"], ["c", "d"]]}
     cases: list[Any] = [
         (document(peers="abcdef"), "arm 'F-TIS-4'", "swarm_size = 4", "2 or 3"),
         (document(peers="abc", arms=[SIZES[0]]), "take 3"),
-        (document(arms=[{"name": "x", "swarm_size": 1}]), "arm 'x'", 'budget = "generated"'),
-        (document(arms=[{"name": "x", "collaborate": False, "swarm_size": 2}]), "arm 'x'", "collaborate is false"),
-        (document(arms=[{"name": "x", "swarm_size": 2, "set": by_hand}]), "arm 'x'", "training.swarms"),
-        (document(training={"prompts_per_peer": 3, "prompts_per_round": 24}), "makes 12", "prompts_per_round = 24"),
-        (document(training__mode="horizontal"), "training.prompts_per_peer", "vertical"),
-        (document(arms=[{"name": "x", "swarm_size": 0}]), "arms.x.swarm_size = 0"),
+        (document(training__swarm_size=0), "training.swarm_size = 0"),
+        (document(training__swarms=[["a", "b"], ["c", "d"]]), "training.swarms is gone", "training.swarm_size"),
+        (document(arms=[{"name": "x", "swarm_size": 2}]), "arms.x.swarm_size is gone", "training.swarm_size"),
     ]
     for given, *words in cases:
         said = refusal(given)

@@ -232,24 +232,19 @@ def test_what_a_run_recorded_may_have_keys_that_are_gone() -> None:
 
 
 def test_swarms_and_prompts_that_fit() -> None:
-    assert parse(document(training__swarms=[["small"], ["qwen2.5"]], training__prompts_per_round=25)).swarm_size == 1
+    assert parse(document(training__swarm_size=1, training__prompts_per_round=25)).swarm_size == 1
     assert parse(document(training__prompts_per_round=25, training__mode="horizontal"))  # only G is divided there
     assert parse(document(sampling__num_generations=7))
     assert parse(document(training__max_foreign_rollouts=6, training__mode="horizontal"))
     made = document()
     made["peers"] += [{**made["peers"][0], "name": name} for name in ("third", "fourth")]
-    made["training"] = {"swarms": [["third", "small"], ["qwen2.5", "fourth"]]}
+    made["training"] = {"swarm_size": 2}
     recipe = parse(made)
-    swarm = recipe.of_swarm(recipe.training.swarms[0])
-    assert (recipe.swarm_size, swarm.swarm_size, swarm.training.swarms) == (2, 2, ())
+    swarm = recipe.of_swarm(["third", "small"])
+    assert (recipe.swarm_size, swarm.swarm_size, swarm.training.swarm_size) == (2, 2, None)
     assert sorted(peer.name for peer in swarm.peers) == ["small", "third"]
-    made["training"] = {"swarms": [["third", "small", "qwen2.5"], ["fourth"]]}
-    assert "same number" in refusal(made)
     filled = parse(document(training__resample="fill", training__resample_budget=2))
     assert filled.reserve_per_peer == 2 * filled.prompts_per_peer
-    each = {**SMALLEST, "peers": [{"name": name, "model": "m"} for name in "abc"], "training": {"prompts_per_peer": 5}}
-    for recipe in (Recipe(**each), Recipe.model_validate(each), parse(each)):  # type: ignore[arg-type]
-        assert (recipe.training.prompts_per_round, recipe.prompts_per_peer) == (15, 5)
 
 
 # --- files --------------------------------------------------------------------------------------------

@@ -741,10 +741,9 @@ collaborate = false
 budget = "generated"
 [[arms]]
 name = "pairs"
-swarm_size = 2
+set = {{ training.swarm_size = 2, training.prompts_per_round = 2 }}
 [[arms]]
 name = "four"
-swarm_size = 4
 """
 
 
@@ -752,8 +751,8 @@ swarm_size = 4
 def sizes(workplace: Path, models: dict[str, Path]) -> Path:
     """The recipe with four peers and swarms of three sizes as arms, each peer sampling one prompt."""
     recipe = workplace / "recipe.toml"
-    text = recipe.read_text().replace("prompts_per_round = 4", "prompts_per_peer = 1").rstrip()
-    assert "prompts_per_peer" in text
+    text = recipe.read_text().rstrip()
+    assert "prompts_per_round = 4" in text
     text += FOUR_PEERS.format(**models) + '[experiment]\nbaselines = ["alone-part"]\n'
     recipe.write_text(text)
     return workplace
@@ -761,7 +760,7 @@ def sizes(workplace: Path, models: dict[str, Path]) -> Path:
 
 @pytest.mark.slow
 def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path) -> None:
-    """As jobs of an experiment, one swarm each, and arm by arm in one process; with sizes and with swarms by hand."""
+    """As jobs of an experiment, one swarm each, and arm by arm in one process; as arms and as recipes of their own."""
     done = subprocess.run(
         command("train", "recipe.toml", "--seeds", "1", "--jobs", "2"), capture_output=True, text=True
     )
@@ -772,15 +771,10 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path) -> None
     apart = records_of(sizes / "runs" / "tiny" / "tiny-seed0")
     assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "output_dir=whole") == 0
     assert differences(records_of(sizes / "whole" / "tiny-seed0"), apart) == []
-    by_hand = {
-        "alone-part": ('[["a"], ["b"], ["c"], ["d"]]', 1),
-        "pairs": ('[["a", "b"], ["c", "d"]]', 2),
-        "four": ('[["a", "b", "c", "d"]]', 4),
-    }
     plain = (sizes / "recipe.toml").read_text().partition("[[arms]]")[0]
     (sizes / "plain.toml").write_text(plain)
-    for arm, (swarms, prompts) in by_hand.items():
-        keys = [f"training.swarms={swarms}", f"training.prompts_per_round={prompts}", f"output_dir={arm}"]
+    for arm, m in {"alone-part": 1, "pairs": 2, "four": 4}.items():
+        keys = [f"training.swarm_size={m}", f"training.prompts_per_round={m}", f"output_dir={arm}"]
         assert ftis("train", "plain.toml", *(f"--set={key}" for key in (*keys, "processes=inline"))) == 0
         for peer in "abcd":
             one, other = (
@@ -824,8 +818,12 @@ def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(
     recipe = workplace / "recipe.toml"
     pair, pairs = recipe.read_text(), "[[peers]]\nname = 'c'\nmodel = '{c}'\n\n[[peers]]\nname = 'd'\nmodel = '{a}'\n"
     (workplace / "four.toml").write_text(pair.rstrip() + "\n\n" + pairs.format(**models))
-    swarms = '--set=training.swarms=[["c", "d"], ["a", "b"]]'
-    assert ftis("train", "four.toml", swarms, "--set", "processes=inline", "--set", "output_dir=four") == 0
+    assert (
+        ftis(
+            "train", "four.toml", "--set=training.swarm_size=2", "--set", "processes=inline", "--set", "output_dir=four"
+        )
+        == 0
+    )
     assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
     four = next((workplace / "four").iterdir()) / "F-TIS"
     alone = run_of(workplace) / "F-TIS"

@@ -438,11 +438,11 @@ def test_what_is_exchanged_is_not_known_where_a_tokenizer_is_absent(
 def test_many_swarms_that_exchange_token_ids_share_a_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = "abcdefghij"
     pairs = [list(names[i : i + 2]) for i in range(0, 10, 2)]
-    write(place, {"swarms": pairs[:4], "prompts_per_round": 8}, **dict.fromkeys(names[:8], SMALL))
+    write(place, {"swarm_size": 2, "prompts_per_round": 8}, **dict.fromkeys(names[:8], SMALL))
     ftis("doctor", "recipe.toml")
     said = capsys.readouterr().out
     assert all(f"{a}, {b} exchange token ids" in said for a, b in pairs[:4])
-    write(place, {"swarms": pairs, "prompts_per_round": 10}, **dict.fromkeys(names, SMALL))
+    write(place, {"swarm_size": 2, "prompts_per_round": 10}, **dict.fromkeys(names, SMALL))
     ftis("doctor", "recipe.toml")
     said = capsys.readouterr().out
     assert "in 5 swarms the peers exchange token ids" in said

@@ -62,18 +62,22 @@ def test_the_mixed_recipe_has_a_rate_for_either_kind_of_training() -> None:
 
 @pytest.mark.slow
 def test_the_scaling_recipe_runs_on_tiny_models(tmp_path: Path, models: dict[str, Path]) -> None:
-    settings = ["training.rounds=2", "training.eval_every=0", "training.prompts_per_peer=1"]
+    settings = ["training.rounds=2", "training.eval_every=0", "training.prompts_per_round=16"]
     settings += ["training.steps_per_generation=1", "sampling.num_generations=4", "sampling.max_completion_length=6"]
     settings += ["task.validation_size=2", "ood.0.validation_size=2", f"output_dir={tmp_path}"]
     settings += [f"peers.*.model={models['a']}", f"peers.large20.model={models['b']}"]
-    settings += [f"arms.F-TIS-{m}-limited.set.training.max_foreign_rollouts=12" for m in (8, 16)]
-    settings += ["arms.F-TIS-8-steps.set.training.steps_per_generation=2"]
-    settings += [f"arms.alone-x{m}.set.training.prompts_per_peer={m}" for m in (2, 4, 8, 16)]
+    for m in (8, 16):
+        limited = f"arms.F-TIS-{m}-limited.set.training"
+        settings += [f"{limited}.max_foreign_rollouts=12", f"{limited}.prompts_per_round={m}"]
+    steps = "arms.F-TIS-8-steps.set.training"
+    settings += [f"{steps}.steps_per_generation=2", f"{steps}.prompts_per_round=8"]
+    settings += [f"arms.alone-x{m}.set.training.prompts_per_round={16 * m}" for m in (2, 4, 8, 16)]
+    settings += [f"arms.F-TIS-{m}.set.training.prompts_per_round={m}" for m in (2, 4, 8, 16)]
     for way in TOGETHER:  # as many rollouts as with a prompt of its own: half of two prompts' groups, or m/4 prompts
         settings += [f"arms.{way}-2-horizontal.set.training.prompts_per_round=2"]
         settings += [f"arms.{way}-{m}-horizontal.set.training.prompts_per_round={m // 4}" for m in (4, 8, 16)]
     for way in ("wide", "wider"):
-        settings += [f"arms.alone-part-{way}.set.training.prompts_per_peer=2"]
+        settings += [f"arms.alone-part-{way}.set.training.prompts_per_round=32"]
         settings += [f"arms.alone-part-{way}.set.sampling.num_generations=2"]
     arguments = [str(RECIPES / "scaling.toml"), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
     assert ftis("experiment", *arguments) == 0

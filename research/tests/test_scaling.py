@@ -18,9 +18,11 @@ from research.scaling import scaling, show_scaling
 
 ALONE: dict[str, Any] = {"name": "alone-part", "collaborate": False, "budget": "generated"}
 CEILING: dict[str, Any] = {"name": "alone", "collaborate": False}
-SIZES: list[dict[str, Any]] = [{"name": f"F-TIS-{m}", "swarm_size": m} for m in (4, 2)]
-LIMITED: dict[str, Any] = {"name": "limited", "swarm_size": 4, "set": {"training.max_foreign_rollouts": 2 * G}}
-TWICE: dict[str, Any] = {**ALONE, "name": "alone-x2", "set": {"training.prompts_per_peer": 6}}
+SIZES: list[dict[str, Any]] = [
+    {"name": f"F-TIS-{m}", "set": {"training.swarm_size": m, "training.prompts_per_round": 3 * m}} for m in (4, 2)
+]
+LIMITED: dict[str, Any] = {"name": "limited", "set": {"training.max_foreign_rollouts": 2 * G}}
+TWICE: dict[str, Any] = {**ALONE, "name": "alone-x2", "set": {"training.prompts_per_round": 24}}
 FINALS = {
     **{"F-TIS-2": 0.5, "F-TIS-4": 0.65, "limited": 0.6},
     **{"alone-part": 0.4, "alone-x2": 0.55, "alone": 0.7, "alone-TIS": 0.9},
@@ -35,7 +37,7 @@ def final(arm: str, peer: str, seed: int, split: str) -> float:
 
 def scene(directory: Path, *arms: dict[str, Any], seeds: tuple[int, ...] = (0, 1, 2), **more: Any) -> Path:
     settings = {
-        "training": {"rounds": ROUNDS, "prompts_per_peer": 3, "eval_every": 1},
+        "training": {"rounds": ROUNDS, "prompts_per_round": 12, "eval_every": 1},
         "experiment": {"baselines": ["alone-part"]},
     }
     return Scene(directory, final, tuple("abcd"), arms, seeds, ood=False, settings={**settings, **more}).write()
@@ -93,13 +95,13 @@ def test_which_arms_are_a_series(tmp_path: Path) -> None:
     ]
     # Names that share nothing but a size give the series the objective's name; no two series have one name.
     low = [at_rate(arm, 1e-4, name=name) for arm, name in zip(SIZES, ("most", "least"), strict=True)]
-    bare = [{**arm, "name": str(arm["swarm_size"])} for arm in SIZES]
+    bare = [{**arm, "name": str(arm["set"]["training.swarm_size"])} for arm in SIZES]
     assert [name for name, _ in series(of(tmp_path / "5", ALONE, *bare, *low))] == ["F-TIS", "most"]
 
 
 def test_other_arms_make_no_curve(tmp_path: Path) -> None:
     """Two sizes; nobody alone; alone, but sampling more; arms that differ in more; one arm."""
-    other = {**SIZES[1], "set": {"objective.name": "NoIS"}}
+    other = {**SIZES[1], "set": {**SIZES[1]["set"], "objective.name": "NoIS"}}
     for i, arms in enumerate([(ALONE, SIZES[0]), SIZES, (CEILING, *SIZES), (ALONE, SIZES[0], other), (ALONE,)]):
         directory = scene(tmp_path / str(i), *arms, seeds=(0,), experiment={})
         assert scaling(read_study(directory)) is None

@@ -133,12 +133,10 @@ class TrainingConfig(_Section):
     rounds: Positive = 50
     prompts_per_round: Positive = 24
     """B, prompts of all peers of a swarm together. A peer alone samples all of them."""
-    prompts_per_peer: Positive | None = None
-    """Instead of ``prompts_per_round``, in vertical mode: the prompts of one peer, in a swarm of any size."""
     mode: Literal["vertical", "horizontal"] = "vertical"
     """With m peers, each samples G completions of its own B/m prompts, or G/m completions of all B prompts."""
-    swarms: Annotated[tuple[Strings, ...], Field(strict=False)] = ()
-    """The peers that learn together, in swarms of one size: ``[["a", "b"], ["c", "d"]]``. Empty: all of them."""
+    swarm_size: Positive | None = None
+    """m, the peers that learn together: the recipe's first m, the next m, and so on. By default all of them."""
     num_iterations: Positive = 1
     """Passes over a round's rollouts."""
     steps_per_generation: Positive = 1
@@ -310,25 +308,9 @@ class ArmConfig(_Section):
     """The measure in which a peer alone equals one of a swarm of m. ``trained``: rollouts trained on, so it samples all
     of a round's prompts. ``generated``: rollouts sampled, so 1/m of them. ``seconds``: by
     ``experiment.sampling_cost``."""
-    swarm_size: Positive | None = None
-    """m, instead of ``training.swarms``: the recipe's peers in their order, the first m in one swarm, and so on."""
     set: dict[str, Any] = {}
     """Dotted keys and their values in this arm, with or without quotes around the key. A table replaces only the keys
     that it mentions."""
-
-    @model_validator(mode="after")
-    def _a_swarm_has_others(self) -> Self:
-        if self.swarm_size is not None and not self.collaborate:
-            raise ValueError(
-                f"arm {self.name!r}: swarm_size = {self.swarm_size} is for peers that learn together, but collaborate "
-                f"is false: remove one of them"
-            )
-        if self.swarm_size == 1:
-            raise ValueError(
-                f"arm {self.name!r}: a peer in a swarm of 1 trains alone on its own prompts: write collaborate = false "
-                f'and budget = "generated" instead of swarm_size = 1'
-            )
-        return self
 
 
 class ExperimentConfig(_Section):
@@ -374,26 +356,6 @@ class Recipe(_Section):
     experiment: ExperimentConfig = ExperimentConfig()
 
     @model_validator(mode="after")
-    def _with_prompts_of_all_peers(self) -> Self:
-        each, given = self.training.prompts_per_peer, self.training.prompts_per_round
-        if each is None:
-            return self
-        if self.training.mode == "horizontal":
-            raise ValueError(
-                "training.prompts_per_peer is for vertical mode: in horizontal mode every peer samples a part of each "
-                "prompt's group; give training.prompts_per_round"
-            )
-        prompts = each * self.swarm_size
-        if "prompts_per_round" in self.training.model_fields_set and given != prompts:
-            raise ValueError(
-                f"training.prompts_per_peer = {each} in a swarm of {self.swarm_size} makes {prompts} prompts a round, "
-                f"but training.prompts_per_round = {given}: give one of the two"
-            )
-        # A copy would not be what Recipe(...) returns.
-        object.__setattr__(self, "training", self.training.model_copy(update={"prompts_per_round": prompts}))
-        return self
-
-    @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if not self.peers:
             raise ValueError("peers is empty: a recipe needs at least one [[peers]]")
@@ -408,14 +370,13 @@ class Recipe(_Section):
             if arm.budget == "seconds" and self.experiment.sampling_cost is None:
                 cost = "experiment.sampling_cost, the seconds to sample a rollout over those to train on one"
                 raise ValueError(f'arm {arm.name!r}: budget = "seconds" needs {cost}')
-            if arm.swarm_size is not None and len(self.peers) % arm.swarm_size:
-                sizes = [str(size) for size in range(2, len(self.peers) + 1) if len(self.peers) % size == 0]
-                raise ValueError(
-                    f"arm {arm.name!r}: swarm_size = {arm.swarm_size} does not divide the {len(self.peers)} peers into "
-                    f"whole swarms: take {' or '.join(sizes) or 'another number of peers'}"
-                )
-        self._check_swarms()
         m, training = self.swarm_size, self.training
+        if len(peers) % m:
+            sizes = " or ".join(str(size) for size in range(2, len(peers) + 1) if len(peers) % size == 0)
+            raise ValueError(
+                f"training.swarm_size = {m} does not divide the {len(peers)} peers into whole swarms: take "
+                f"{sizes or 'another number of peers'}"
+            )
         divided, count = "training.prompts_per_round", training.prompts_per_round
         if training.mode == "horizontal":
             divided, count = "sampling.num_generations", self.sampling.num_generations
@@ -434,21 +395,10 @@ class Recipe(_Section):
             )
         return self
 
-    def _check_swarms(self) -> None:
-        if not self.training.swarms:
-            return
-        names, peers = [name for swarm in self.training.swarms for name in swarm], [p.name for p in self.peers]
-        if sorted(names) != sorted(peers):
-            raise ValueError(
-                f"training.swarms holds {', '.join(names)}, the peers: {', '.join(peers)}: put each peer in one swarm"
-            )
-        if len({len(swarm) for swarm in self.training.swarms}) > 1:
-            raise ValueError("training.swarms: the swarms differ in size; give each the same number of peers")
-
     @property
     def swarm_size(self) -> int:
         """m, the number of peers that learn together."""
-        return len(self.training.swarms[0]) if self.training.swarms else len(self.peers)
+        return self.training.swarm_size or len(self.peers)
 
     @property
     def rollouts_per_group(self) -> int:
@@ -468,7 +418,7 @@ class Recipe(_Section):
     def of_swarm(self, names: Collection[str]) -> Recipe:
         """This recipe with only the peers of one swarm."""
         update = {"peers": tuple(p for p in self.peers if p.name in names)}
-        return self.model_copy(update={**update, "training": self.training.model_copy(update={"swarms": ()})})
+        return self.model_copy(update={**update, "training": self.training.model_copy(update={"swarm_size": None})})
 
     def peer(self, name: str) -> PeerConfig:
         for peer in self.peers:

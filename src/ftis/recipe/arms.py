@@ -108,16 +108,16 @@ def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
     if config.collaborate:
         return Arm(config, resolved, swarms_of(resolved))
     prompts = _prompts_alone(resolved, config.budget)
-    update = {"prompts_per_round": prompts, "prompts_per_peer": None, "max_foreign_rollouts": 0}
+    update = {"prompts_per_round": prompts, "max_foreign_rollouts": 0}
     training = resolved.training.model_copy(update=update)
     alone = resolved.model_copy(update={"training": training})
     return Arm(config, resolved, tuple(alone.of_swarm({peer.name}) for peer in resolved.peers))
 
 
 def swarms_of(recipe: Recipe) -> tuple[Recipe, ...]:
-    """The recipe of each set of peers that learn together: as ``training.swarms`` says, or all peers."""
-    together = recipe.training.swarms or ([peer.name for peer in recipe.peers],)
-    return tuple(recipe.of_swarm(names) for names in together)
+    """The recipe of each set of peers that learn together."""
+    names, m = [peer.name for peer in recipe.peers], recipe.swarm_size
+    return tuple(recipe.of_swarm(names[first : first + m]) for first in range(0, len(names), m))
 
 
 def _prompts_alone(recipe: Recipe, budget: str) -> int:

@@ -99,10 +99,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path} cannot be read as {kind}: {error}") from None
 
 
-SAYS_THE_SAME = {"training.prompts_per_round": "prompts_per_peer", "training.prompts_per_peer": "prompts_per_round"}
-"""Of keys that say one thing in two ways: setting one drops the other."""
-
-
 def parse(
     document: Mapping[str, Any], where: str = "recipe", overrides: Sequence[str] = (), *, recorded: bool = False
 ) -> Recipe:
@@ -135,8 +131,6 @@ def network_settings(settings: Mapping[str, Any]) -> NetworkConfig:
 def set_key(document: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in a recipe document; a list's entries go by name, index or a pattern (``*``, ``*-lora``)."""
     _set_path(document, key.split("."), value, key)
-    if key in SAYS_THE_SAME:
-        document["training"].pop(SAYS_THE_SAME[key], None)
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -159,17 +153,9 @@ def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
         RecipeError: the arm sets a key that belongs to the whole run, or one that is not there.
     """
     document, where = recipe.model_dump(), f"arm {arm.name!r}"
-    if recipe.training.prompts_per_peer is not None:
-        del document["training"]["prompts_per_round"]  # it follows from the arm's own swarms
-    if arm.swarm_size is not None:
-        names = [peer.name for peer in recipe.peers]
-        swarms = [names[first : first + arm.swarm_size] for first in range(0, len(names), arm.swarm_size)]
-        document["training"]["swarms"] = swarms
     for key, value in _dotted(arm.set):
         if key.partition(".")[0] in OF_THE_RUN:
             raise RecipeError(f"{where}: {key} belongs to the whole run; set it outside of the arms")
-        if key == "training.swarms" and arm.swarm_size is not None:
-            raise RecipeError(f"{where}: swarm_size and training.swarms both say who learns together; give one of them")
         try:
             set_key(document, key, value)
         except RecipeError as error:
@@ -299,6 +285,9 @@ GONE = {
     "format": "there is one form of messages",
     "data_parallel_size": _TRL,
     "fsdp": _TRL,
+    "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
+    "swarms": "training.swarm_size puts neighbours among the peers together",
+    "swarm_size": "training.swarm_size in the arm's set has its place",
 }
 """Keys that recipes had once, and what is in their place."""
 
