@@ -255,7 +255,6 @@ def test_seeds_are_a_number_of_them_or_the_first_and_the_last() -> None:
 
 
 def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "prepare", lambda *rest: None)
     monkeypatch.setattr(experiments, "run_jobs", lambda *rest: None)
     base: dict[str, Any] = {"output_dir": str(tmp_path), "experiment__baselines": ["alone-part"]}
     recipe = parse(document(**base))

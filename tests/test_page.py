@@ -150,7 +150,6 @@ def golden(place: Path) -> Iterator[tuple[str, str]]:
     run = eventful(place)
     html = write_page(run).read_text(encoding="utf-8")
     yield "report.html", re.sub(r"(?s)<style>.*?</style>|<pre.*?</pre>|<dl>.*?</dl>", "", html)
-    yield "tables.md", (run / "tables.md").read_text(encoding="utf-8")
     out = StringIO()
     console = Console(file=out, width=100)
     print_comparison(compare(run), console)

@@ -113,9 +113,6 @@ def test_arms_are_compared_seed_for_seed(results: dict[str, Any], two: dict[str,
     part = comparison(two, "small", baseline="alone-part")
     differences = [t - c for t, c in zip(SMALL_FINAL["F-TIS"], PART_FINAL, strict=True)]
     assert part["per_seed"] == pytest.approx(dict(zip("01234", differences, strict=True)))
-    for row in small["mcnemar"]:
-        assert (row["problems"], row["only_arm"], row["only_baseline"]) == (20, 10, 1)
-        assert row["p_adjusted"] == pytest.approx(5 * row["p_value"]) == pytest.approx(5 * 2 * (1 + 11) / 2**11)
 
 
 def test_all_comparisons_of_a_report_are_one_family(two: dict[str, Any]) -> None:

@@ -100,10 +100,9 @@ def test_a_run_that_went_back_ends_as_if_it_never_had(
     would = {line.removeprefix("would delete ") for line in capsys.readouterr().out.splitlines() if "would" in line}
     left = 6 - step
     assert f"{left} of 6 lines of {run / 'F-TIS' / 'a' / 'metrics.jsonl'}" in would
-    (run / "tables.md").write_text("of rounds that are undone")
     roll_back(run, step, ["F-TIS"])
     assert all(not Path(line).exists() for line in would if " lines of " not in line)
-    assert not {"tables.md", "summary.json", "learning_curves.svg"} & {path.name for path in run.iterdir()}
+    assert not {"summary.json", "learning_curves.svg"} & {path.name for path in run.iterdir()}
     for peer in "ab":
         place = run / "F-TIS" / peer
         assert saved_steps(place) == [2, 4, 6][: step // 2]

@@ -51,12 +51,9 @@ def compare(directory: str | Path) -> dict[str, Any]:
                         each with mean, interval and value per seed
     accuracy_of_mean    by split and arm: ``final`` of the mean over peers, where there are several
     comparisons         per split, baseline, peer and arm that is no baseline: the ``equal`` budget in words; ``mean``
-                        of differences by seed with interval, p of t-test (``p_value``) and of sign flips
-                        (``flips_p``), ``p_adjusted`` by Holm's method over ``comparisons`` and ``together``, the
-                        smallest difference that would probably have shown, a verdict (``label``, ``text``), and
-                        ``mcnemar``: per seed the problems only one of the two final models got right, p adjusted
-                        over seeds
-    together            the same of the mean over peers, without ``mcnemar``
+                        of differences by seed with interval, p of the t-test (``p_value``), ``p_adjusted`` by Holm's
+                        method over ``comparisons`` and ``together``, and a verdict (``label``, ``text``)
+    together            the same of the mean over peers
     budget              by arm and peer: means over seeds of totals; ``seconds`` are the peer's own work
     matched             per baseline and arms: the ``equal`` budget, and a sentence about both budgets
     notes               cautions
@@ -247,8 +244,7 @@ def _comparisons(study: Study, equal: Sequence[Mapping[str, Any]]) -> tuple[list
         return finals(study, c["split"], arm, c["peer"]) if "peer" in c else mean_finals(study, c["split"], arm)
 
     tested = differences_of(study, [*of_peers, *of_means], values)
-    comparisons, together = tested[: len(of_peers)], tested[len(of_peers) :]
-    return [{**c, "mcnemar": _mcnemar(study, c)} for c in comparisons], together
+    return tested[: len(of_peers)], tested[len(of_peers) :]
 
 
 def differences_of(
@@ -278,29 +274,6 @@ def finals(study: Study, split: str, arm: str, peer: str) -> list[float]:
 def mean_finals(study: Study, split: str, arm: str) -> list[float]:
     """The mean over peers of their final accuracies, seed by seed."""
     return [fmean(of_seed) for of_seed in zip(*(finals(study, split, arm, p) for p in study.peer_names), strict=True)]
-
-
-def _mcnemar(study: Study, c: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The final models of a comparison's arms on the same problems, by seed, except seeds without such problems."""
-    rows = []
-    for seed in study.seeds:
-        arms = (c["arm"], c["baseline"])
-        first, second = (study.peer(seed, arm, c["peer"]).last_answers(c["split"]) for arm in arms)
-        same_problems = [a["question"] for a in first] == [a["question"] for a in second]
-        if not first or not same_problems or any(a["reward"] not in (0, 1) for a in (*first, *second)):
-            continue
-        test = stats.mcnemar([a["reward"] == 1 for a in first], [a["reward"] == 1 for a in second])
-        rows.append(
-            {
-                "seed": seed,
-                "problems": len(first),
-                "only_arm": test.only_first,
-                "only_baseline": test.only_second,
-                "p_value": test.p_value,
-            }
-        )
-    adjusted = stats.holm([row["p_value"] for row in rows])
-    return [{**row, "p_adjusted": p} for row, p in zip(rows, adjusted, strict=True)]
 
 
 def without_nan(value: Any) -> Any:

@@ -28,7 +28,7 @@ from ftis.run.accusations import Accusation
 from ftis.run.provenance import note_rollback
 from ftis.run.runs import peer_lock, swarm_lock
 
-DERIVED = ("summary.json", "learning_curves.svg", "report.html", "tables.md", "results.json", "scaling.json")
+DERIVED = ("summary.json", "learning_curves.svg", "report.html", "results.json", "scaling.json")
 """Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""
 
 

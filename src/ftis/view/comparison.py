@@ -216,11 +216,6 @@ def _cautions(study: Study, results: Mapping[str, Any]) -> list[str]:
     cautions += [f"Arm {arm} was not run." for arm in results["not_run"]]
     if results["comparisons"] and n == 1:
         cautions.append("One seed cannot tell a difference from luck.")
-    elif results["comparisons"] and n < 6:
-        cautions.append(
-            f"With {n} seeds the test without assumptions, sign flips, cannot give p below {2 / 2**n:.3g}; the t-test "
-            f"can, but trusts that differences are spread normally."
-        )
     if results["elsewhere"]:
         cautions.append(
             f"This peer learned together with {', '.join(results['elsewhere'])}, whose records are on other machines: "
@@ -366,7 +361,7 @@ def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str,
     """A row per arm and baseline; an arm's own accuracy stands in the first of its rows."""
     head = ["Arm", "Start", "Final"]
     if results["comparisons"]:
-        head += ["Against", "Difference", "p", "p, Holm", "p, flips", "Detectable", "Problems"]
+        head += ["Against", "Difference", "p", "p, Holm"]
     groups = []
     for peer in results["peers"]:
         rows: list[Row] = []
@@ -391,18 +386,7 @@ def _test_cells(comparison: Mapping[str, Any]) -> list[Cell]:
         _difference(comparison),
         Cell(p_text(comparison["p_value"])),
         Cell(p_text(comparison["p_adjusted"]), strong=shown),
-        Cell(p_text(comparison["flips_p"])),
-        Cell(number(comparison["smallest_detectable"])),
-        Cell(_mcnemar(comparison["mcnemar"])),
     ]
-
-
-def _mcnemar(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return "–"
-    up = sum(r["p_adjusted"] < 0.05 and r["only_arm"] > r["only_baseline"] for r in rows)
-    down = sum(r["p_adjusted"] < 0.05 and r["only_arm"] < r["only_baseline"] for r in rows)
-    return f"{up} ↑ {down} ↓ of {len(rows)}"
 
 
 def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Cost | None:

@@ -25,7 +25,7 @@ from ftis.view.completions import completions
 from ftis.view.exchanges import exchanges
 from ftis.view.figures import write_figures, write_learning_curves
 from ftis.view.jobs import jobs
-from ftis.view.sections import Page, Section, markdown, parts_of, render
+from ftis.view.sections import Page, Section, parts_of, render
 
 OF_THE_END = ("glance", "rounds", "events")
 """Sections of the live page that a run's report shows too.
@@ -53,7 +53,7 @@ class Snapshot:
 
 
 def write_page(directory: str | Path) -> Path:
-    """Write ``report.html``, ``tables.md``, ``results.json``, ``learning_curves.svg`` and ``figures/`` beside the
+    """Write ``report.html``, ``results.json``, ``learning_curves.svg`` and ``figures/`` beside the
     records of an experiment or a run.
 
     Raises:
@@ -71,7 +71,6 @@ def write_page(directory: str | Path) -> Path:
     sections = [*_standing(study, OF_THE_END if results["seeds"] else (*OF_THE_END, "spent")), *compared]
     write_figures(directory / "figures", list(parts_of(sections, Panel)))
     write_learning_curves(directory, results)
-    write_whole(directory / "tables.md", markdown(results["title"], compared))
     page = Page(
         title=results["title"],
         facts=_facts(study, results),

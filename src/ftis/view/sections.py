@@ -1,7 +1,7 @@
-"""The content of pages, terminal tables and documents as values, and their renderers: HTML, rich and Markdown.
+"""The content of pages, terminal tables and documents as values, and their renderers: HTML and rich.
 
 A section's view is a value of its own type, made of the pieces here. All text in the pieces is unescaped. Text from
-models, peers or data sets is shown, never interpreted: templates escape every value, Markdown's own signs are escaped,
+models, peers or data sets is shown, never interpreted: templates escape every value,
 a terminal gets plain text, and every character is made visible. A page reads nothing from elsewhere. Only the live page
 has a script, in a file of its own.
 """
@@ -9,7 +9,7 @@ has a script, in a file of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -223,41 +223,6 @@ def _environment() -> Environment:
 def _finalize(value: object) -> str:
     """Make a template value's characters visible before it is escaped; leave HTML as it is."""
     return value if isinstance(value, Markup) else visible(value)
-
-
-def markdown(title: str, sections: Iterable[Section]) -> str:
-    """All tables of the sections, each under its caption, as one Markdown document."""
-    blocks = [f"# {escaped(title)}"]
-    for section in sections:
-        tables = list(parts_of(section.view, Table))
-        if tables:
-            blocks += [f"## {escaped(section.title)}", *(table_in_markdown(table) for table in tables)]
-    return "\n\n".join(blocks) + "\n"
-
-
-def table_in_markdown(table: Table) -> str:
-    """The caption, and the table below it. If groups have titles, these are the first column."""
-    titled = any(group.title for group in table.groups)
-    head = [""] * titled + [escaped(name) for name in table.head]
-    rows = [
-        [escaped(group.title or "")] * titled + [_cell_in_markdown(cell) for cell in row]
-        for group in table.groups
-        for row in group.rows
-    ]
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join([escaped(table.caption), "", *lines])
-
-
-def _cell_in_markdown(cell: Cell) -> str:
-    shown = " ".join(
-        part for part in (escaped(Cell(cell.text, arm=cell.arm, claimed=cell.claimed).shown), cell.interval) if part
-    )
-    return f"**{shown}**" if cell.strong and shown else shown
-
-
-def escaped(text: str) -> str:
-    """Text on one line that Markdown shows as it is. A bare address may still become a link."""
-    return re.sub(r"([\\`*_~$&\[\]|#]|<(?=[A-Za-z/!?]))", r"\\\1", " ".join(visible(text).split()))
 
 
 def on_terminal(table: Table, columns: Sequence[str] = ()) -> rich.table.Table:
