@@ -102,7 +102,7 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(
     assert all(str(named) in out for named in (place / "checkpoint-4", f"a new run in {run}", f"ftis report {run}"))
     model, tokenizer = (of.from_pretrained(place / "checkpoint-4") for of in (AutoModelForCausalLM, AutoTokenizer))
     assert torch.isfinite(model(input_ids=tokenizer("3+4=", return_tensors="pt")["input_ids"]).logits).all()
-    asked = ("--task", "clock", "--limit", "5", "--output", "out.jsonl")
+    asked = ("--recipe", "recipe.toml", "--limit", "5", "--output", "out.jsonl")
     assert ftis("eval", str(place / "checkpoint-4"), *asked) == 0
     assert len(read_jsonl(workplace / "out.jsonl")) == 5
 
@@ -461,8 +461,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
         (["train", "recip.toml"], 1, ["did you mean recipe.toml?"]),
         (["models", "gigantic"], 1, ["'gigantic'"]),
         (["report", "nowhere"], 1, ["nowhere"]),
-        (["eval", "other"], 2, ["--task"]),
-        (["eval", "other", "--task", "clock", "--option", "x"], 2, ["--option"]),
+        (["eval", "other"], 2, ["--recipe"]),
         (["keys", "new", "a", "--host", "h"], 2, ["--tls"]),
         (["router"], 2, ["--listen"]),
         (["watch"], 2, ["--connect"]),

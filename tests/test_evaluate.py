@@ -201,31 +201,19 @@ def by_length(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence
     return tuple(float(len(text)) for text in completions)
 
 
-def test_a_task_or_a_recipe_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("eval", "starter:small") == 2
-    assert "name a task with --task, or a recipe with --recipe whose task it is" in capsys.readouterr().err
-    assert ftis("eval", "starter:small", "--task", "clock", "--set", "seed=1") == 2
-    assert "--set replaces keys of a recipe: name it with --recipe" in capsys.readouterr().err
-    assert ftis("eval", "starter:small", "--task", "clock", "--peer", "small") == 2
-    assert "--peer is one of a recipe: name it with --recipe" in capsys.readouterr().err
-
-
-def test_what_a_model_is_asked_without_a_recipe_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["eval", "starter:small", "--task", "clock", "--limit", "2", "--max-completion-length", "4"]
-    assert ftis(*arguments) == 0
-    assert "without --recipe the model is asked by the default prompt" in " ".join(capsys.readouterr().out.split())
+DEMO = ("--recipe", str(Path(__file__).parents[1] / "recipes" / "demo.toml"))
 
 
 def test_prompts_that_are_too_long_with_their_completions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["eval", "starter:small", "--task", "clock", "--limit", "2", "--max-completion-length"]
-    assert ftis(*arguments, "300") == 1
+    asked = ("eval", "starter:small", *DEMO, "--limit", "2", "--set", "sampling.max_completion_length=300")
+    assert ftis(*asked) == 1
     assert "with a completion of 300 that is more than the 256 positions of starter:small" in capsys.readouterr().err
 
 
 def test_a_peers_directory_leads_to_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (10, 5):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    assert ftis("eval", str(tmp_path), "--task", "clock") == 1
+    assert ftis("eval", str(tmp_path), *DEMO) == 1
     assert f"no model at {tmp_path}, but in checkpoint-5, checkpoint-10 there: name one" in capsys.readouterr().err
 
 
@@ -235,17 +223,16 @@ def test_a_runs_directory_leads_to_its_peers_checkpoints(tmp_path: Path, capsys:
         for peer in "ab":
             (arm / peer / f"checkpoint-{step}").mkdir(parents=True)
     for directory in (tmp_path, arm):
-        assert ftis("eval", str(directory), "--task", "clock") == 1
+        assert ftis("eval", str(directory), *DEMO) == 1
         told = " ".join(capsys.readouterr().err.split())
         assert f"but checkpoints in {arm / 'a'}, {arm / 'b'}: name one" in told
         assert f"such as {arm / 'b/checkpoint-10'}" in told
 
 
 def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = Path(__file__).parents[1] / "recipes" / "demo.toml"
     out = tmp_path / "o.jsonl"
     limits = ["--limit", "6", "--samples", "3", "--set", "sampling.temperature=0.5", "--output", str(out)]
-    assert ftis("eval", "starter:small", "--recipe", str(recipe), *limits) == 0
+    assert ftis("eval", "starter:small", *DEMO, *limits) == 0
     said = capsys.readouterr().out
     assert "clock: greedy pass@1" in said
     assert "of 3 samples at temperature 0.5" in said
@@ -253,19 +240,16 @@ def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_recipes_seed_draws_the_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = str(Path(__file__).parents[1] / "recipes" / "demo.toml")
     drawn = []
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):
         out = tmp_path / name
         asked = ("--limit", "6", "--samples", "4", "--set", f"seed={seed}", "--output", str(out))
-        assert ftis("eval", "starter:small", "--recipe", recipe, *asked) == 0
+        assert ftis("eval", "starter:small", *DEMO, *asked) == 0
         drawn.append([row["samples"] for row in read_jsonl(out)])
     assert drawn[0] != drawn[1] == drawn[2]
 
 
-def test_more_problems_than_the_recipe_holds_out_would_be_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_problem_is_asked_that_the_recipe_may_train_on(tmp_path: Path) -> None:
     rows = [{"question": f"{i}+1", "answer": str(i + 1)} for i in range(30)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     recipe = tmp_path / "recipe.toml"
@@ -281,24 +265,16 @@ peers = [{{ name = "a", model = "starter:small" }}, {{ name = "b", model = "star
     )
     asked = ("eval", "starter:small", "--recipe", str(recipe))
     answered = []
-    for limit in ((), ("--limit", "5"), ("--limit", "3")):
+    for limit in ((), ("--limit", "12"), ("--limit", "3")):
         assert ftis(*asked, *limit, "--output", str(tmp_path / "out.jsonl")) == 0
         answered.append({row["question"] for row in read_jsonl(tmp_path / "out.jsonl")})
     assert answered[0] == answered[1] > answered[2]
     assert [len(questions) for questions in answered] == [5, 5, 3]
-    capsys.readouterr()
-    assert ftis(*asked, "--limit", "12") == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--limit 12: the recipe validates on 5 problems, and may train on others; lower it, or name" in said
-    other = tmp_path / "others.jsonl"
-    (tmp_path / "mine.jsonl").rename(other)
-    assert ftis(*asked, "--limit", "12", "--path", str(other)) == 0  # other problems, whatever the recipe's are
 
 
 def test_a_model_runs_as_a_peer_of_the_recipe_does(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = str(Path(__file__).parents[1] / "recipes" / "demo.toml")
     loaded: list[tuple[str, str]] = []
     load = Policy.load
 
@@ -307,7 +283,7 @@ def test_a_model_runs_as_a_peer_of_the_recipe_does(
         return load(config)
 
     monkeypatch.setattr(Policy, "load", note)
-    asked = ("eval", "starter:small", "--recipe", recipe, "--limit", "2")
+    asked = ("eval", "starter:small", *DEMO, "--limit", "2")
     weighed = ("--set", "reward.format_weight=0.25", "--set", 'peers.small.dtype="bfloat16"')
     assert ftis(*asked, "--peer", "small", *weighed, "--set", 'peers.small.device="cpu"') == 0
     assert ftis(*asked) == 0
@@ -320,11 +296,11 @@ def test_a_model_runs_as_a_peer_of_the_recipe_does(
 def test_answers_that_earn_nothing_are_told_before_they_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = Path(__file__).parents[1] / "recipes" / "demo.toml"
     file = tmp_path / "mine.jsonl"
     file.write_text('{"question": "1+1", "answer": "two"}\n{"question": "1+2", "answer": "three"}\n', encoding="utf-8")
-    asked = ("eval", "starter:small", "--recipe", str(recipe), "--task", "jsonl", "--path", str(file), "--limit", "1")
-    assert ftis(*asked, "--set", 'reward.extract="last_number"') == 1
+    keys = ("task.name=jsonl", f"task.path={file}", "task.options={}", "task.validation_size=1")
+    asked = [part for key in (*keys, 'reward.extract="last_number"') for part in ("--set", key)]
+    assert ftis("eval", "starter:small", *DEMO, *asked) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "task 'jsonl', validation problem 0 ('1+2'): its answer 't" in said
     assert """earns nothing with reward.extract = 'last_number'""" in said

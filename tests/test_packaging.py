@@ -92,7 +92,7 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
     printed = run(programs / "ftis", "models", cwd=empty)
     assert {line.split()[0] for line in printed.splitlines()} >= {f"starter:{name}:" for name in SHIPPED}
-    asked = ("eval", "starter:small", "--task=clock", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
+    asked = ("eval", "starter:small", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
     assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty)
     assert not (tmp_path / "home").exists()  # nothing is made: what was installed is what is read
     assert not list(empty.iterdir())

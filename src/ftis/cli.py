@@ -19,11 +19,7 @@ import typer
 from ftis import cli_swarm
 from ftis.config import (
     FtisError,
-    PromptConfig,
     Recipe,
-    RewardConfig,
-    SamplingConfig,
-    TaskConfig,
     did_you_mean,
     nearest,
 )
@@ -32,7 +28,6 @@ from ftis.recipe.arms import run_directory
 from ftis.recipe.own_code import told_as_own
 from ftis.recipe.parsing import load, network_settings, ready_made, split_override
 from ftis.records.events import Planned
-from ftis.seams import TASKS
 from ftis.terminal import (
     NEWEST,
     Overrides,
@@ -374,100 +369,47 @@ def evaluate_model(
     model: Annotated[
         str, typer.Argument(help="A Hugging Face directory (a checkpoint too), a Hub id, or starter:<name>.")
     ],
-    task: Annotated[
-        str | None, typer.Option(help=f"{', '.join(TASKS)}, or a dotted path; by default the recipe's.")
-    ] = None,
-    path: Annotated[str | None, typer.Option(help="The task's local file or directory, or Hub id.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of problems, a seeded subset; with --recipe of its own.")
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Take task, prompt, reward and sampling from this recipe.")
-    ] = None,
+    recipe: Annotated[Path, typer.Option(help="Its task, prompt, reward and sampling are taken.", show_default=False)],
     set_: Overrides = None,
-    peer: Annotated[
-        str | None, typer.Option(help="Run the model on this peer's device, in its dtype; needs --recipe.")
-    ] = None,
+    peer: Annotated[str | None, typer.Option(help="Run the model on this peer's device, in its dtype.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of problems, a seeded subset.")] = None,
     samples: Annotated[
         int, typer.Option(min=0, help="Also sample so many completions of each problem: pass@k and mean reward.")
     ] = 0,
-    max_completion_length: Annotated[int | None, typer.Option(min=1)] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of a procedural task.")
-    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write per-problem records here (JSONL).")] = None,
 ) -> None:
-    """Measure one model on a task's validation problems.
+    """Measure one model on the validation problems of a recipe.
 
     Greedy pass@1, and with --samples pass@k and the mean reward of sampled completions.
     """
-    import tomllib
-    from dataclasses import replace
-
     from ftis.records.files import write_jsonl
     from ftis.rewards.answers import require_rewardable
     from ftis.run.assembly import examine
     from ftis.run.prompting import require_fit
-    from ftis.tasks.problems import load_task
-    from ftis.tasks.splitting import subset
 
-    try:
-        options = tomllib.loads("\n".join(option or []))
-    except tomllib.TOMLDecodeError as error:
-        raise typer.BadParameter(f"--option takes KEY=VALUE with a TOML value: {error}") from None
-    loaded = load(recipe, set_ or []) if recipe else None
-    if task is None and loaded is None:
-        raise typer.BadParameter("name a task with --task, or a recipe with --recipe whose task it is")
-    if set_ and loaded is None:
-        raise typer.BadParameter("--set replaces keys of a recipe: name it with --recipe")
-    if peer is not None and loaded is None:
-        raise typer.BadParameter("--peer is one of a recipe: name it with --recipe")
-    own_problems = task is None and path is None and not options
-    if task is not None:
-        config = TaskConfig(name=task, path=path, validation_size=limit, options=options)
-    else:
-        assert loaded is not None
-        given = {"path": path, "options": options or None, "validation_size": None if own_problems else limit}
-        config = loaded.task.model_copy(update={key: value for key, value in given.items() if value is not None})
-    prompt, reward = (loaded.prompt, loaded.reward) if loaded else (PromptConfig(), RewardConfig())
-    sampling = loaded.sampling if loaded else SamplingConfig()
-    if loaded is None:
-        console.print(
-            "without --recipe the model is asked by the default prompt: only an answer between <answer> tags counts"
-        )
-    if max_completion_length:
-        sampling = sampling.model_copy(update={"max_completion_length": max_completion_length})
+    loaded = load(recipe, set_ or [])
+    sampling = loaded.sampling
     with console.status("answering the task's validation problems"):
-        run_as = loaded.peer(peer) if loaded and peer is not None else None
-        asked = load_task(config)
-        if own_problems and limit is not None:  # another split than the recipe's may hold training problems
-            if limit > len(asked.validation):
-                raise typer.BadParameter(
-                    f"--limit {limit}: the recipe validates on {len(asked.validation)} problems, and may train on "
-                    "others; lower it, or name other problems with --path or --option"
-                )
-            asked = replace(asked, validation=tuple(subset(asked.validation, limit, config.seed, "validation")))
-        examinee = examine(model, asked, prompt, reward, sampling, run_as)
-        if lacks := set(sampling.end_tokens) - examinee.policy.tokenizer.get_vocab().keys():
+        examinee = examine(model, loaded, loaded.peer(peer) if peer is not None else None, limit)
+        policy, name = examinee.policy, f"task {loaded.task.name!r}, validation problem"
+        if lacks := set(sampling.end_tokens) - policy.tokenizer.get_vocab().keys():
             console.print(
                 f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
                 f"ends there"
             )
-        name, policy = f"task {config.name!r}, validation problem", examinee.policy
         require_rewardable(examinee.score, examinee.problems, name)
         named = [(f"{name} {problem.item}", problem) for problem in examinee.problems]
-        if loaded or max_completion_length:  # else nobody said how long completions are
-            most = sampling.max_completion_length
-            require_fit(model, policy.config.model, prompt, most, policy.tokenizer, named)
+        most = sampling.max_completion_length
+        require_fit(model, policy.config.model, loaded.prompt, most, policy.tokenizer, named)
         result = examinee.greedy()
-    console.print(f"{config.name}: {result}, mean length {result.mean_length:.1f} tokens")
+    console.print(f"{loaded.task.name}: {result}, mean length {result.mean_length:.1f} tokens")
     rows = [vars(problem) for problem in result.problems]
     if samples:
         with console.status(f"sampling {samples} completions of each"):
-            drawn = examinee.sampled(samples, loaded.seed if loaded else 0)
+            drawn = examinee.sampled(samples, loaded.seed)
         console.print(
-            f"{config.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} of "
-            f"{samples} samples at temperature {sampling.temperature:g}"
+            f"{loaded.task.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} "
+            f"of {samples} samples at temperature {sampling.temperature:g}"
         )
         for row, completions, rewards in zip(rows, drawn.completions, drawn.rewards, strict=True):
             row |= {"samples": completions, "sample_rewards": rewards}

@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 
 from ftis.admission import Score
-from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig, SamplingConfig
+from ftis.config import PeerConfig, Recipe, SamplingConfig
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.member import Cursor
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
-from ftis.prompts import Task
 from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
@@ -32,6 +31,7 @@ from ftis.seams import TRACKERS, look_up
 from ftis.selection import selections_of
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
+from ftis.tasks.splitting import subset
 
 
 def check_names(recipe: Recipe) -> None:
@@ -143,36 +143,34 @@ class Examinee:
         return sample(*asked, Decoding.of(self.sampling), samples, seed, self.sampling.batch_size)
 
 
-def examine(
-    model: str,
-    task: Task,
-    prompt: PromptConfig,
-    reward: RewardConfig,
-    sampling: SamplingConfig,
-    run_as: PeerConfig | None = None,
-) -> Examinee:
-    """A model and a task's validation problems.
+def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit: int | None = None) -> Examinee:
+    """A model and the validation problems of a recipe.
 
     Args:
         model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
         run_as: a peer on whose device, and in whose precision, the model runs; by default those of ``auto``.
+        limit: the most problems, a seeded subset.
 
     Raises:
         FtisError: the model cannot be loaded, or lacks something that the recipe names.
     """
-    config = PeerConfig(name="model", model=starters.place_of(model))
+    config, sampling, task = PeerConfig(name="model", model=starters.place_of(model)), recipe.sampling, recipe.task
     if run_as is not None:
         config = config.model_copy(update={"device": run_as.device, "dtype": run_as.dtype})
+    asked = load_task(task)
+    problems = asked.validation
+    if limit is not None and limit < len(problems):  # another split than the recipe's may hold training problems
+        problems = tuple(subset(problems, limit, task.seed, "validation"))
     policy = Policy.load(config)
     policy.end_at([token for token in sampling.end_tokens if token in policy.tokenizer.get_vocab()])
     check_stop(sampling.stop, policy.tokenizer, model)
-    render = partial(render_prompt, config=prompt, tokenizer=policy.tokenizer)
-    longest = longest_row(task.validation, render, sampling)
+    render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
+    longest = longest_row(problems, render, sampling)
     return Examinee(
         policy,
         open_sampler(sampling.sampler, policy, sampling.options, longest),
-        task.validation,
-        [render(problem) for problem in task.validation],
-        load_scorer(reward, prompt, task.answer_kind),
+        problems,
+        [render(problem) for problem in problems],
+        load_scorer(recipe.reward, recipe.prompt, asked.answer_kind),
         sampling,
     )
