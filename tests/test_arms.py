@@ -102,7 +102,6 @@ def test_a_peer_alone_can_have_as_many_seconds() -> None:
         assert [swarm.training.prompts_per_round for swarm in arms_of(recipe)[1].swarms] == [prompts] * 4
     (pair,) = [m for m in matched(arms_of(recipe), ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
     assert "equal in seconds" in pair["equal"]
-    assert "1 times" in pair["text"]
     assert "experiment.sampling_cost" in refusal(in_seconds(None))
     assert "collaborate = false" in refusal(document(arms=[{"name": "x", "budget": "seconds"}]))
 
@@ -128,13 +127,13 @@ def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> 
     }
     own = recipe.prompts_per_peer * recipe.rollouts_per_group
     assert found["alone-part", "filled"]["equal"] == "equal in neither budget"
-    assert f" up to {own} more a round" in found["alone-part", "filled"]["text"]
+    assert f" up to {own} more " in found["alone-part", "filled"]["text"]
     assert found["filled-alone", "filled"]["equal"] == "equal in rollouts a peer samples itself"
     in_time = in_seconds(2.0)
     in_time["arms"][2] = in_time["arms"][2] | {"set": {"training.resample": "fill"}}
     timed = parse(in_time)
     (pair,) = [m for m in matched(arms_of(timed), ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
-    assert "equal in seconds" not in pair["equal"] + pair["text"]
+    assert "equal in seconds" not in pair["equal"]
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from ftis.check.estimate import disk_of, too_much_for
 from ftis.check.formatting import counted, in_bytes, in_time
-from ftis.config import FtisError, PeerConfig, PromptConfig, Recipe, RewardConfig, TrainingConfig
-from ftis.objectives import resolve
+from ftis.config import PeerConfig, Recipe, RewardConfig, TrainingConfig
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
-from ftis.rewards.scoring import load_scorer
 from ftis.run.experiments import SwarmJob
 from ftis.run.prepare import Checked
 from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
@@ -26,11 +24,6 @@ LOW_FOR_FULL, LARGE = 2e-6, 1e9
 HIGH_FOR_FULL = 1e-4
 """A learning rate above which the full training of a pretrained model breaks it."""
 OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
-OF_REWARD = {key: key for key in ("extract", "format_weight", "pass_mark", "partial_credit")} | {
-    "answer": "answer_kind"
-}
-"""The reward's settings, and the arguments by which a reward function takes them."""
-OF_FILTER = ("kl_threshold", "kl_estimator", "kl_reduction")
 BEGIN_LORA = "begin with 1e-4 (3e-4 broke Gemma 3 270M on sums)"
 LEARNED_AT = (
     "SmolLM2-135M learned at 1e-5, Gemma 3 270M at 2e-6 (1e-5 lowered its reward), and models of 200,000 parameters at "
@@ -79,16 +72,8 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:
-    """A line for each setting that some of the arms have, and that changes nothing in any of them."""
-    try:
-        settings = [setting for arm in arms for setting in _settings(arm.recipe)]
-    except FtisError:  # an arm that cannot run is refused where it is to run
-        return _without_adapter(arms) + _compared_as_text(arms)
-    used = {key for key, why in settings if not why}
-    idle = {key: why for key, why in settings[::-1] if key not in used}  # as the first of the arms has it
-    by_reason = {why: [key for key in idle if idle[key] == why][::-1] for why in idle.values()}
-    lines = [f"{', '.join(keys)} without effect{why}" for why, keys in by_reason.items()]
-    return _without_adapter(arms) + lines[::-1] + _compared_as_text(arms)
+    """Lines on an adapter's settings without an adapter, and on numbers that are compared as text."""
+    return _without_adapter(arms) + _compared_as_text(arms)
 
 
 def _without_adapter(arms: Sequence[Arm]) -> list[str]:
@@ -105,37 +90,6 @@ def _without_adapter(arms: Sequence[Arm]) -> list[str]:
         f'peers.{name}.train = "lora"'
         for name, keys in found.items()
     ]
-
-
-def _settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Settings other than their defaults, each with the reason why others leave it without effect, or "" if none do."""
-    training, reward, options = recipe.training, recipe.reward, recipe.objective
-    if training.resample_budget != TrainingConfig.model_fields["resample_budget"].default:
-        off = ', since no group is replaced: leave out, or set training.resample = "fill"'
-        yield "training.resample_budget", off if training.resample == "off" else ""
-    if recipe.prompt.template_options:
-        plain = "" if recipe.prompt.chat_template == "auto" else ", since prompts are plain text: leave out"
-        yield "prompt.template_options", plain
-    if recipe.sampling.batch_size:
-        engine = ", since vLLM sees to its own memory: leave out, or give max_num_seqs in sampling.options"
-        yield "sampling.batch_size", engine if recipe.sampling.sampler == "vllm" else ""
-    taken = load_scorer(reward, recipe.prompt, "exact").settings
-    for tag in ("think_tag", "answer_tag"):
-        if getattr(recipe.prompt, tag) != PromptConfig.model_fields[tag].default:
-            read = tag in taken and (reward.extract == "tags" or reward.function != RewardConfig().function)
-            how = ', since the reward reads no tags: leave out, or set reward.extract = "tags"'
-            yield f"prompt.{tag}", "" if read else how
-    for key, argument in OF_REWARD.items():
-        if getattr(reward, key) != RewardConfig.model_fields[key].default:
-            left = f", since {reward.function} has no argument {argument}: leave out, or give it one"
-            yield f"reward.{key}", "" if argument in taken else left
-    given = [key for key in OF_FILTER if getattr(options, key) is not None]
-    objective = resolve(options) if given else None
-    if objective is None or objective.selections or training.selections:  # these may read them
-        return
-    for key in given:
-        why = f", since {options.name} drops nothing by KL: leave out, or take F-TIS"
-        yield f"objective.{key}", "" if objective.filtered else why
 
 
 def _compared_as_text(arms: Sequence[Arm]) -> list[str]:

@@ -55,7 +55,7 @@ def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any
             "baseline": baseline,
             "arms": names,
             "equal": equal(of_arms, plans[baseline]),
-            "text": _in_words(", ".join(names), of_arms, baseline, plans[baseline]),
+            "text": f"{_in_words(', '.join(names), of_arms)}; {_in_words(baseline, plans[baseline])}.",
         }
         for baseline in baselines
         for of_arms, names in names_of.items()
@@ -81,46 +81,10 @@ def equal(one: RoundBudget, other: RoundBudget) -> str:
     return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
 
 
-def _in_words(names: str, arms: RoundBudget, baseline: str, other: RoundBudget) -> str:
-    both, as_many = f"{names} and {baseline}", _times(arms.generated, other.generated)
-    sampled_equal = (arms.generated, arms.reserve) == (other.generated, other.reserve)
-    if arms.trained == other.trained and sampled_equal:
-        text = (
-            f"{both} are equal in both: a peer trains on {arms.trained} rollouts a round and generates {arms.generated}"
-        )
-    elif arms.trained == other.trained:
-        text = (
-            f"{both} are equal in rollouts trained on per update ({arms.trained}); a peer of {names} generates "
-            f"{as_many} itself ({arms.generated} against {other.generated} a round)"
-        )
-    elif sampled_equal:
-        text = (
-            f"{both} are equal in rollouts generated per peer and round ({arms.generated}); a peer of {names} trains "
-            f"on {_times(arms.trained, other.trained)} ({arms.trained} against {other.trained})"
-        )
-    else:
-        how = "neither"
-        if arms.worth is not None and (arms.worth, arms.reserve) == (other.worth, other.reserve):
-            how = f"seconds, assuming that sampling a rollout takes {arms.cost:g} times as long as training on it"
-        text = (
-            f"{both} are equal in {how}: a peer of {names} trains on {_times(arms.trained, other.trained)} rollouts "
-            f"a round ({arms.trained} against {other.trained}) and generates {as_many} ({arms.generated} against "
-            f"{other.generated})"
-        )
-    reserves = [
-        f" A peer of {whose} may generate up to {of.reserve} more a round, instead of groups without signal."
-        for whose, of in ((names, arms), (baseline, other))
-        if of.reserve
-    ]
-    ending = f"; {arms.rounds} rounds against {other.rounds}." if arms.rounds != other.rounds else "."
-    return text + ending + "".join(reserves)
-
-
-def _times(a: int, b: int) -> str:
-    words = {0.5: "half as many", 1.0: "as many", 2.0: "twice as many"}
-    if 3 * a == b:
-        return "a third as many"
-    return words.get(a / b, f"{a / b:.3g} times as many")
+def _in_words(names: str, of: RoundBudget) -> str:
+    reserve = f" and up to {of.reserve} more instead of groups without signal" if of.reserve else ""
+    each = f"a peer generates {of.generated} rollouts{reserve} and trains on {of.trained}"
+    return f"{names}: in each of {of.rounds} rounds {each}"
 
 
 def spent(study: Study, arm: Arm, peer: str) -> dict[str, Any]:
