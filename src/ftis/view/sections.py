@@ -239,7 +239,8 @@ def on_terminal(table: Table, columns: Sequence[str] = ()) -> rich.table.Table:
     for group in table.groups:
         title = [group.title or ""] * titled
         for row in group.rows:
-            cells = [Text(visible(row[i].shown), style="bold" if row[i].strong else "") for i in shown]
+            # rich miscounts the width of a tab
+            cells = [Text(visible(row[i].shown).expandtabs(1), style="bold" if row[i].strong else "") for i in shown]
             drawn.add_row(*title, *cells)
             title = [""] * titled
         drawn.add_section()
