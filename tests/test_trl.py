@@ -29,7 +29,7 @@ from light_swarm import free_port
 from policies import relative_difference
 from test_lengths import by_prefixes
 from test_losses_of_trl import TRLS
-from trl_scene import GROUP, MadeUp, Nobody, Twin, Vllm, config, draws, given, made_up, scene_recipe, trainer_of
+from trl_scene import GROUP, MadeUp, Nobody, Twin, Vllm, config, drawn, draws, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
 from ftis.admission import Collected
@@ -513,17 +513,41 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     (engine,) = vllm.made
     assert engine.handed_over == 3  # once a round
     assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer._policy.end_ids)}
-    for round, (_, data) in enumerate(exchange.published, start=1):
-        rollouts = [r for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups for r in group.rollouts]
-        expected = [made_up(1000 * round + n, trainer._policy.vocab_size) for n in range(len(rollouts))]
-        assert [r.completion_ids.tolist() for r in rollouts] == [r.completion_ids.tolist() for r in expected]
+    for _, data in exchange.published:
+        groups = decode(data, Limits(1 << 20, 8, 8, 64)).groups
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        prompts = [trainer.member.prompt_ids[group.item].tolist() for group in groups for _ in group.rollouts]
+        for n, (prompt, rollout) in enumerate(zip(prompts, rollouts, strict=True)):
+            expected = drawn(engine.copy, prompt, prompts[:n].count(prompt))
+            assert rollout.completion_ids.tolist() == expected.completion_ids.tolist()
     rows = read_jsonl(trainer.place / "metrics.jsonl")
     assert len(rows) == 3
-    logged = [row for row in trainer.state.log_history if "loss" in row]
-    assert [row["sampling/importance_sampling_ratio/mean"] for row in logged] == pytest.approx([1.0] * 3, abs=1e-3)
     for row in rows:  # the engine has the learner's weights, and its log-probabilities are those that are weighed
         assert row["sampling/logp_recomputed"] is True
-        assert 0 < row["sampling/checked_logp_difference/max"] < 1e-4
+        assert row["sampling/checked_logp_difference/max"] == pytest.approx(vllm.ROUNDED, abs=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"vllm_importance_sampling_mode": "token_truncate"}], ids=str)
+def test_own_rollouts_have_trl_s_correction_of_its_sampler(
+    options: dict[str, Any], vllm: type[Vllm], model: Path, tmp_path: Path
+) -> None:
+    """TRL's losses where the first half of each group is off, and the other half, another peer's, is not."""
+    from trl import GRPOTrainer
+
+    settings = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "num_iterations": 2, "optim": "sgd"}
+    settings |= {"use_vllm": True, "learning_rate": 0.02, "save_strategy": "no", "logging_steps": 1, "max_steps": 2}
+    recipe = scene_recipe(1, training={"mode": "horizontal"}, objective={"kl_threshold": 50.0})
+    args = config(tmp_path / "ours", **settings, **options)
+    trainer = trainer_of(model, args, recipe, twin := Twin())
+    twin.trainer = trainer
+    rows = trainer.train_dataset.select(sorted(trainer.member.assigned("a", 0)))
+    losses, _ = trained(trainer)
+    alone = config(tmp_path / "theirs", shuffle_dataset=False, **settings, **options)
+    expected, _ = trained(GRPOTrainer(str(model), evenness, alone, train_dataset=rows))
+    assert losses == pytest.approx(expected, rel=1e-4)
+    uncorrected = config(tmp_path / "off", shuffle_dataset=False, vllm_importance_sampling_correction=False, **settings)
+    without, _ = trained(GRPOTrainer(str(model), evenness, uncorrected, train_dataset=rows))
+    assert abs(without[0] - expected[0]) > 1e-2
 
 
 def test_a_vllm_server_with_other_log_probabilities_is_refused(
@@ -1138,24 +1162,44 @@ def test_the_script_of_the_docs_is_a_swarm_of_two(tmp_path: Path) -> None:
     assert len(rounds) == 3
 
 
+def launched(*options: str) -> list[str]:
+    """The command that starts ``trl_scene.py`` in two processes."""
+    start = ["-m", "accelerate.commands.launch", f"--main_process_port={free_port()}", "--num_processes=2"]
+    start += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", *options]
+    return [sys.executable, *start, str(ROOT / "tests" / "trl_scene.py")]
+
+
+def run(command: Sequence[str], out: Path) -> None:
+    out.mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+    environment["ACCELERATE_USE_CPU"] = "true"
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=out, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_over_steps_parts_and_processes_the_update_is_grpotrainers(model: Path, tmp_path: Path) -> None:
+    """Two optimiser steps a round, of two micro-batches each, in two processes; half of the prompts teach nothing."""
+    out = tmp_path / "two"
+    run([*launched("--multi_gpu"), str(model), str(out), "--against-trl"], out)
+    found = json.loads((out / "differences.json").read_text())
+    assert found.keys() == {"grpo", "bnpo"}
+    for loss_type, (difference, change, rows) in found.items():
+        assert difference < 1e-5, (loss_type, difference)
+        assert change > 1e-10
+        assert (rows < 8) == (loss_type == "grpo"), "rollouts without an advantage are left out, but not of bnpo"
+
+
 @pytest.mark.slow
 def test_two_processes_come_to_the_numbers_of_one(model: Path, tmp_path: Path) -> None:
     """With all of the model in each, and with a part of every weight (FSDP2)."""
     from safetensors.torch import load_file
 
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    environment["ACCELERATE_USE_CPU"] = "true"
-    launched = ["-m", "accelerate.commands.launch", f"--main_process_port={free_port()}", "--num_processes=2"]
-    launched += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     in_parts = ["--use_fsdp", "--fsdp_version=2", "--fsdp_state_dict_type=FULL_STATE_DICT"]
-    starts = {"one": [], "two": [*launched, "--multi_gpu"], "parts": [*launched, *in_parts]}
+    starts = {"one": [sys.executable, str(ROOT / "tests" / "trl_scene.py")]}
+    starts |= {"two": launched("--multi_gpu"), "parts": launched(*in_parts)}
     for name, start in starts.items():
-        (tmp_path / name).mkdir()
-        command = [sys.executable, *start, str(ROOT / "tests" / "trl_scene.py"), str(model), str(tmp_path / name)]
-        ended = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=False
-        )
-        assert ended.returncode == 0, ended.stderr[-3000:]
+        run([*start, str(model), str(tmp_path / name)], tmp_path / name)
     told = {name: json.loads((tmp_path / name / "processes.json").read_text()) for name in starts}
     assert told == {"one": [1, "NO"], "two": [2, "MULTI_CPU"], "parts": [2, "FSDP"]}
     weights = {name: load_file(tmp_path / name / "model.safetensors") for name in starts}

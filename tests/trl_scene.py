@@ -3,7 +3,7 @@
 Run as a program it trains on rollouts that are given, in as many processes as the launcher starts, and saves the
 weights and metrics that come of it::
 
-    python tests/trl_scene.py MODEL OUT
+    python tests/trl_scene.py MODEL OUT [--against-trl]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,27 +151,27 @@ def trainer_of(
     return trainer
 
 
-def drawn(trainer: Any, prompt_ids: Sequence[int], place: int) -> Rollout:
+def drawn(model: Any, prompt_ids: Sequence[int], place: int) -> Rollout:
     """A rollout that follows from its prompt and its place in the group, with the model's log-probabilities.
 
     Every other one ends before the longest length.
     """
     import torch
 
-    rollout = made_up(sum(prompt_ids) + 1000 * place, trainer.model.config.vocab_size)
+    rollout = made_up(sum(prompt_ids) + 1000 * place, model.config.vocab_size)
     ids = rollout.completion_ids
     if place % 2:
-        ids[-1] = min(trainer.eos_token_ids)
+        ids[-1] = model.config.eos_token_id
     with torch.no_grad():
-        logits = trainer.model(torch.tensor([[*prompt_ids, *ids.tolist()]])).logits[0, len(prompt_ids) - 1 : -1]
+        logits = model(torch.tensor([[*prompt_ids, *ids.tolist()]])).logits[0, len(prompt_ids) - 1 : -1]
     logp = logits.log_softmax(-1)[torch.arange(len(ids)), torch.from_numpy(ids).long()]
-    return Rollout(ids, logp.numpy())
+    return Rollout(ids, logp.float().numpy())
 
 
 def draws(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
     """A rollout_func of :func:`drawn` completions."""
     ids = trainer.processing_class(text=list(prompts))["input_ids"]
-    rollouts = [drawn(trainer, row, ids[:n].count(row)) for n, row in enumerate(ids)]
+    rollouts = [drawn(trainer.model, row, ids[:n].count(row)) for n, row in enumerate(ids)]
     return {
         "prompt_ids": ids,
         "completion_ids": [rollout.completion_ids.tolist() for rollout in rollouts],
@@ -196,7 +197,7 @@ class Twin:
                 "b",
                 round,
                 item,
-                tuple(drawn(self.trainer, member.prompt_ids[item].tolist(), first + n) for n in range(each)),
+                tuple(drawn(self.trainer.model, member.prompt_ids[item].tolist(), first + n) for n in range(each)),
             )
             for item in member.assigned("b", round)
         ]
@@ -205,10 +206,14 @@ class Twin:
 
 
 class Vllm:
-    """In place of TRL's VLLMGeneration: a copy of the model, which draws nothing but scores what is made up."""
+    """In place of TRL's VLLMGeneration: a copy of the model, which draws nothing but scores what :func:`drawn` gives.
+
+    To the first half of a group it gives log-probabilities that are off by ``ROUNDED`` nats a token.
+    """
 
     made: ClassVar[list[Vllm]] = []
     logprobs_mode = "processed_logprobs"
+    ROUNDED = 0.1
 
     def __init__(self, *, model: Any, mode: str, **settings: Any) -> None:
         self.model, self.copy, self.handed_over = model, copy.deepcopy(model).eval(), 0
@@ -224,18 +229,13 @@ class Vllm:
         self.handed_over += 1
 
     def generate(self, *, prompts: Sequence[Sequence[int]], **settings: Any) -> tuple[Any, ...]:
-        import torch
-
-        vocabulary = self.model.config.vocab_size
-        rollouts = [made_up(1000 * self.handed_over + n, vocabulary) for n in range(len(prompts))]
-        ids = [rollout.completion_ids.tolist() for rollout in rollouts]
-        logps = []
-        for prompt, completion in zip(prompts, ids, strict=True):
-            with torch.no_grad():
-                of_all = self.copy(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-            chosen = of_all.log_softmax(-1)[torch.arange(len(completion)), completion]
-            logps.append([[logp] for logp in chosen.tolist()])
-        return None, ids, logps, None
+        places = [list(prompts[:n]).count(prompt) for n, prompt in enumerate(prompts)]
+        rollouts = [drawn(self.copy, prompt, place) for prompt, place in zip(prompts, places, strict=True)]
+        logps = [
+            [[logp - self.ROUNDED * (place < GROUP // 2)] for logp in rollout.gen_logp.tolist()]
+            for rollout, place in zip(rollouts, places, strict=True)
+        ]
+        return None, [rollout.completion_ids.tolist() for rollout in rollouts], logps, None
 
 
 def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
@@ -264,7 +264,62 @@ def take_cpus_for_devices() -> None:
     AcceleratorState.__init__ = begin_as_on_gpus
 
 
-def main(model: Path, out: Path) -> None:
+def constant_of_some(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """All completions of every other prompt have one reward, so that nothing is learned from them."""
+    rewards = evenness(prompts, completions, completion_ids)
+    return [reward if sum(map(ord, prompt)) % 2 else 0.5 for prompt, reward in zip(prompts, rewards, strict=True)]
+
+
+def differences(model: Path, out: Path) -> dict[str, Any]:
+    """Train on the rollouts of two peers, and as GRPOTrainer on all of them as its own, in the same processes.
+
+    In float64, with so small a rate that the two optimiser steps of a round add up. Without TRL's shuffling within a
+    process, so that micro-batches hold the same rollouts if none is left out.
+
+    Returns:
+        By loss: the relative difference of the change of the weights, the largest of all, and how many rows were used.
+    """
+    import torch
+    import trl.trainer.grpo_trainer as of_trl
+    from transformers import AutoModelForCausalLM
+
+    of_trl.shuffle_sequence_dict = lambda batch: batch
+    processes = int(os.environ["WORLD_SIZE"])
+    found: dict[str, Any] = {}
+    for loss_type in ("grpo", "bnpo"):
+        options = {"optim": "sgd", "learning_rate": 1e-8, "max_grad_norm": 0.0, "save_strategy": "no", "max_steps": 2}
+        options |= {"loss_type": loss_type, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
+        options |= {"per_device_train_batch_size": 4 // processes}
+        loaded = [AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64) for _ in range(2)]
+        before = [parameter.detach().clone() for parameter in loaded[0].parameters()]
+        recipe = scene_recipe(1, training={"mode": "horizontal"}, objective={"kl_threshold": 50.0})
+        args = config(out / loss_type / "ours", **options)
+        twin, more = Twin(), {"reward": constant_of_some, "rollout_func": draws}
+        trainer = trainer_of(loaded[0], args, recipe, twin, **more)
+        twin.trainer = trainer
+        rows = trainer.train_dataset.select(sorted(trainer.member.assigned("a", 0)))
+        kept: list[int] = []
+        trainer._batch = partial(noting, trainer._batch, kept)
+        trainer.train()
+        args = config(out / loss_type / "theirs", shuffle_dataset=False, **options)
+        theirs = of_trl.GRPOTrainer(loaded[1], constant_of_some, args, train_dataset=rows, rollout_func=draws)
+        theirs.train()
+        moved, expected = (
+            torch.cat([(now - then).flatten() for now, then in zip(one.parameters(), before, strict=True)])
+            for one in (trainer.model.cpu(), theirs.model.cpu())
+        )
+        found[loss_type] = [float((moved - expected).norm() / expected.norm()), float(expected.norm()), *kept]
+    return found
+
+
+def noting(batch_of: Any, kept: list[int], *given: Any) -> Any:
+    """A process's part of TRL's batch; ``kept`` then holds how many rollouts are in it."""
+    batch = batch_of(*given)
+    kept.append(int((batch["completion_mask"].sum(-1) > 0).sum()))
+    return batch
+
+
+def main(model: Path, out: Path, against_trl: bool = False) -> None:
     import torch
 
     from ftis.trl import end_processes
@@ -274,6 +329,12 @@ def main(model: Path, out: Path) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    if against_trl:
+        found = differences(model, out)
+        if os.environ["RANK"] == "0":
+            (out / "differences.json").write_text(json.dumps(found))
+        torch.distributed.destroy_process_group()
+        return
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     # In one step: each process shuffles its own rows, so that those of two steps depend on their number.
     args = config(out, per_device_train_batch_size=16 // processes, steps_per_generation=1, save_strategy="no")
@@ -293,4 +354,4 @@ def main(model: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), "--against-trl" in sys.argv)

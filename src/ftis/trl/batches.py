@@ -3,7 +3,7 @@
 TRL computes the loss. The advantage Â_i of rollout i becomes one number per token, f s_i w_it Â_i, with the selections'
 share s_i in [0, 1], and the objective's weight w_it of foreign tokens; w = 1 on own ones. No gradient flows through it,
 so every loss that is proportional to Â keeps its form. Rollouts with s_i Â_i = 0 are left out, and f makes up for it:
-they still count in the loss's divisor.
+they still count in the loss's divisor. None is left out where that divisor is a micro-batch's tokens.
 """
 
 from __future__ import annotations
@@ -106,14 +106,13 @@ def gen_logp_of_tokens(rollout: Rollout) -> Floats:
     return of_tokens
 
 
-def makes_up(loss_type: str, taken: tuple[int, int], all_of_round: tuple[int, int]) -> float:
+def makes_up(loss_type: str, taken: int, all_of_round: int) -> float:
     """f: TRL's divisor of a batch over that of the whole round.
 
     Args:
-        taken, all_of_round: rollouts and tokens, those of all processes.
+        taken, all_of_round: rollouts, those of all processes.
     """
-    by = {"rollouts": taken[0] / all_of_round[0], "tokens": taken[1] / max(1, all_of_round[1]), "round": 1.0}
-    return by[DIVISORS[loss_type]]
+    return taken / all_of_round if DIVISORS[loss_type] == "rollouts" else 1.0
 
 
 def rows_of(

@@ -33,7 +33,10 @@ DIVISORS = {
     "bnpo": "tokens",
     **dict.fromkeys(("dapo", "cispo", "vespo"), "round"),
 }
-"""TRL's losses -> the divisor: rollouts or tokens of a micro-batch, or the round's tokens, which the batch names."""
+"""TRL's losses -> the divisor: rollouts or tokens of a micro-batch, or the round's tokens, which the batch names.
+
+By tokens of a micro-batch a rollout's weight depends on those beside it. So none is left out there.
+"""
 
 SAMPLING = ("num_generations", "max_completion_length", "temperature", "top_k", "top_p")
 """Keys of GRPOConfig that a recipe has in ``[sampling]``."""

@@ -69,7 +69,7 @@ from ftis.trl.member import (
     state_of,
 )
 from ftis.trl.models import REMEDY, check_model, check_server, generation_of, recorded, tokenizer_of
-from ftis.trl.options import OptionError, check_generation, check_options, steps_per_round
+from ftis.trl.options import DIVISORS, OptionError, check_generation, check_options, steps_per_round
 from ftis.trl.problems import Problems, dataset_of, require_prompts, task_of
 from ftis.trl.ranks import Ranks
 from ftis.trl.rewards import place_of, sparing, without
@@ -153,8 +153,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
         embedding = self.model.get_input_embeddings().weight
         vocab_size = int(getattr(embedding, "ds_shape", embedding.shape)[0])  # DeepSpeed's ZeRO-3 leaves it empty
-        precise = self.accelerator.mixed_precision == "no" and not any(
-            parameter.is_floating_point() and parameter.dtype != torch.float32 for parameter in self.model.parameters()
+        precise = self.accelerator.mixed_precision == "no" and all(
+            parameter.element_size() >= 4 for parameter in self.model.parameters() if parameter.is_floating_point()
         )
         policy = HostPolicy(
             self.model,
@@ -558,13 +558,12 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         cut = [masks and rollout.completion_ids[-1] not in ends for rollout in batch.rollouts]
         masked = set(np.flatnonzero(cut).tolist())
         strength_N = strengths(judged, self._chosen, self.member.objective)
-        # These learn from rollouts without reward, too.
         whole = self.entropy_coef or self.use_adaptive_entropy or self.aux_loss_enabled or self.top_entropy_quantile < 1
+        whole = whole or DIVISORS[self.loss_type] == "tokens"  # all these learn from rollouts without Â, too
         taken = [row for row in range(len(batch)) if whole or (row not in masked and strength_N[row].any())]
         rows = self._ranks.part(np.array(taken, dtype=np.int64), steps)
         tokens_N = [len(rollout) * (row not in masked) for row, rollout in enumerate(batch.rollouts)]
-        of_taken = len(rows) * self._ranks.size, sum(tokens_N[row] for row in taken)
-        factor = makes_up(self.loss_type, of_taken, (len(batch), sum(tokens_N)))
+        factor = makes_up(self.loss_type, len(rows) * self._ranks.size, len(batch))
         strength_N = [strength * np.float32(factor) for strength in strength_N]
         ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
         device, multiple = self.accelerator.device, self.pad_to_multiple_of
