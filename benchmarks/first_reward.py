@@ -26,9 +26,10 @@ from typing import Any
 from ftis.check.advice import WITH_EXAMPLES, WITHOUT_TAGS
 from ftis.check.preflight import Sounding, preflight
 from ftis.comparison.summary import summarise
-from ftis.recipe.arms import run_directory
+from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.parsing import load
 from ftis.records.events import unheard
+from ftis.run.prepare import check
 from ftis.run.runs import run
 
 DEFAULT = "default prompt"
@@ -97,7 +98,7 @@ def tried(model: str, groups: int, place: Path) -> list[dict[str, Any]]:
         file.write_text(text, encoding="utf-8")
         recipe = load(file, ["sampling.num_generations=4", "sampling.max_completion_length=32"])
         began = time.monotonic()
-        soundings = preflight(recipe, None, groups, unheard)
+        soundings = preflight(check(arms_of(recipe)[:1]), groups, unheard)
         rows.append(row(name, soundings, time.monotonic() - began))
         told = "{recipe}: reward {reward:.2f}, format right {format_right:.0%}, groups with signal {signal:.0%}"
         print(f"{model}, {told.format(**rows[-1])}, {rows[-1]['seconds']:.0f} s", flush=True)

@@ -622,9 +622,8 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     ):
         assert re.search(said, out, re.M), said
     assert "lora_r" not in out
-    assert ftis(*dry, "--resolved") == 0
+    assert ftis(*dry) == 0
     out = capsys.readouterr().out
-    assert json.loads(out[: out.index("task clock:")])["training"]["rounds"] == 4
     assert "b: lora_r without effect" in out
     long = "{name = 'long', set = {sampling.max_completion_length = 12}}"
     arms = ("--set", f"arms=[{{name = 'short'}}, {long}, {{name = 'alone', collaborate = false}}]")
@@ -642,8 +641,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
 
 
 def test_the_commands_that_train_nothing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ftis("doctor", "recipe.toml") == 0
-    assert "a, b exchange token ids" in capsys.readouterr().out
+    assert ftis("doctor") == 0
     assert ftis("models") == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in (*starters.SHIPPED, *pretrained.MODELS))

@@ -61,7 +61,7 @@ def test_no_command_runs_what_lies_in_the_current_directory(tmp_path: Path, mode
     (stranger / "stranger" / "a").mkdir(parents=True)
     (stranger / "recipe.json").write_text(json.dumps(document))
     commands = [
-        ["doctor", str(recipe)],
+        ["doctor"],
         ["keys", "new", "a"],
         ["report", str(stranger)],
         ["preflight", str(recipe), "--groups", "1"],

@@ -61,7 +61,6 @@ def _print_version(wanted: bool) -> None:
 
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would do and what that takes; train nothing.")]
-Resolved = Annotated[bool, typer.Option("--resolved", help="As --dry-run, and print every key of the recipe.")]
 Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")]
 Jobs = Annotated[
     int,
@@ -82,16 +81,12 @@ def options(
 
 
 @app.command()
-def doctor(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Print what its peers would exchange, too.", show_default=False)
-    ] = None,
-) -> None:
+def doctor() -> None:
     """Print what this machine has, and how to get the rest."""
-    from ftis.check.doctor import diagnose, of_recipe
+    from ftis.check.doctor import diagnose
 
     problems = 0
-    for name, state, found, remedy in [*diagnose(), *(of_recipe(load(recipe, own_code=False)) if recipe else [])]:
+    for name, state, found, remedy in diagnose():
         mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[state]
         problems += state == "problem"
         console.print(f"{mark} {name}: {found}" + (f" → {remedy}" if remedy else ""))
@@ -104,13 +99,12 @@ def demo(
     output_dir: Annotated[Path, typer.Option(help="The run's place is OUTPUT_DIR/demo-seed<seed>.")] = Path("runs"),
     set_: Overrides = None,
     dry_run: DryRun = False,
-    resolved: Resolved = False,
 ) -> None:
     """Train four small models, alone and together. Run it again to resume it."""
     options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
     loaded = load(ready_made(Path("recipes/demo.toml")), set_ or [], options)
-    if dry_run or resolved:
-        _print_plan(loaded, (), resolved)
+    if dry_run:
+        _print_plan(loaded, ())
     else:
         _train(loaded, (), resume=True)
 
@@ -158,7 +152,7 @@ def preflight(
     from ftis.check.preflight import preflight as look
     from ftis.recipe.arms import arms_of
     from ftis.records.events import Stopped
-    from ftis.run.prepare import exchanges
+    from ftis.run.prepare import check, exchanges
     from ftis.view import tables
     from ftis.view.progress import Display
 
@@ -173,12 +167,13 @@ def preflight(
     )
     try:
         with display.live(resumes=False):
-            soundings = look(loaded, arm, groups, display)
+            checked = check(chosen)
+            soundings = look(checked, groups, display)
     except Stopped:
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, chosen[0].recipe, console)
-    for line in [*totals(chosen), *exchanges(chosen)]:
+    for line in [*totals(chosen), *exchanges(checked.arms)]:
         console.print(line)
     if soundings and all(one.signal for one in soundings):
         options = [*(["--arm", arm] if arm else []), *(part for given in set_ or [] for part in ("--set", given))]
@@ -196,7 +191,6 @@ def train(
     ] = None,
     jobs: Jobs = 0,
     dry_run: DryRun = False,
-    resolved: Resolved = False,
     resume: Resume = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -211,18 +205,18 @@ def train(
                 "--seeds goes on by itself: go back in one of its runs by that run's recipe.json, as in ftis train "
                 "runs/demo/demo-seed0/recipe.json --resume 20; begin anew by another --set name=…"
             )
-        _compare(for_seeds(recipe, set_ or []), arms, seeds, jobs, dry_run, resolved)
+        _compare(for_seeds(recipe, set_ or []), arms, seeds, jobs, dry_run)
         return
     if jobs:
         raise typer.BadParameter("--jobs goes with --seeds")
     loaded = load(recipe, set_ or [])
     directory = run_directory(loaded)
-    if dry_run or resolved:
-        _print_plan(loaded, arms, resolved)
+    if dry_run:
+        _print_plan(loaded, arms)
     if resume not in (None, NEWEST):
         require_same_recipe(directory, loaded)
-        go_back(directory, resume, arms, dry_run or resolved)
-    if dry_run or resolved:
+        go_back(directory, resume, arms, dry_run)
+    if dry_run:
         return
     if resume and not directory.exists():
         there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
@@ -239,11 +233,10 @@ def experiment(
     arm: Arms = None,
     set_: Overrides = None,
     dry_run: DryRun = False,
-    resolved: Resolved = False,
 ) -> None:
     """Do what ``ftis train --seeds`` does. The name is gone in the next release."""
     console.print(f"ftis experiment is called ftis train --seeds {seeds} now; the next release has no experiment")
-    _compare(for_seeds(recipe, set_ or []), tuple(arm or ()), seeds, jobs, dry_run, resolved)
+    _compare(for_seeds(recipe, set_ or []), tuple(arm or ()), seeds, jobs, dry_run)
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
@@ -292,17 +285,15 @@ def seeds_of(text: str) -> range:
     return seeds
 
 
-def _compare(
-    recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool = False, resolved: bool = False
-) -> None:
+def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool = False) -> None:
     """Train the arms under every seed; print and write their comparison."""
     from ftis.recipe.arms import keep_arms
     from ftis.view import tables
 
     kept = keep_arms(recipe, only)
-    if dry_run or resolved:
-        _print_plan(kept, (), resolved)
-    directory = carry_out(kept, seeds, jobs, dry_run or resolved)
+    if dry_run:
+        _print_plan(kept, ())
+    directory = carry_out(kept, seeds, jobs, dry_run)
     if directory is None:
         return
     report = report_on(directory)  # it writes results.json too
@@ -348,19 +339,15 @@ def report_on(directory: Path) -> Path:
         return write_page(directory)
 
 
-def _print_plan(recipe: Recipe, only: tuple[str, ...], resolved: bool) -> None:
+def _print_plan(recipe: Recipe, only: tuple[str, ...]) -> None:
     from ftis.check.estimate import estimate
     from ftis.check.plan import plan
     from ftis.recipe.arms import arms_of
     from ftis.run.prepare import check, exchanges
 
-    arms = arms_of(recipe, only)
-    checked = check(arms)
-    exchanged = exchanges(arms)
-    if resolved:
-        console.print_json(recipe.model_dump_json())
+    checked = check(arms_of(recipe, only))
     after = "next: ftis preflight predicts whether it would learn, and how long a round takes"
-    for line in [*plan(checked, arms_of(recipe)), *estimate(arms), *exchanged, after]:
+    for line in [*plan(checked, arms_of(recipe)), *estimate(checked.arms), *exchanges(checked.arms), after]:
         console.print(line)
 
 

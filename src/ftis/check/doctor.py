@@ -6,39 +6,16 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
-from pathlib import Path
 
 import torch
 
 from ftis.check.formatting import in_bytes
-from ftis.config import FtisError, Recipe
 from ftis.engines.machine import cores, total_bytes
-from ftis.models.pretrained import MODELS
 from ftis.policy import resolve_dtype
-from ftis.recipe.arms import arms_of
-from ftis.run.prepare import exchanges
-from ftis.run.prompting import tokenizers_here
 from ftis.version import extra
 
 NEEDED = {"torch": "2.11", "transformers": "5.17", "peft": "0.17", "math-verify": "0.8"}
 """The least versions of some packages, as in pyproject.toml."""
-
-
-def of_recipe(recipe: Recipe) -> list[tuple[str, str, str, str]]:
-    """Rows of :func:`diagnose` on what a recipe's peers would exchange, by the tokenizers on this machine."""
-    arms = arms_of(recipe)
-    try:
-        rows = [("exchange", "ok", line, "") for line in exchanges(arms)]
-    except FtisError as error:
-        return [("exchange", "problem", str(error), "")]
-    absent = sorted({peer.model for peer in recipe.peers} - {model for arm in arms for model in tokenizers_here(arm)})
-    return [*rows, *(("tokenizer", "absent", f"{model} is not on this machine", _remedy(model)) for model in absent)]
-
-
-def _remedy(model: str) -> str:
-    """The way to get a model that a recipe names."""
-    name = Path(model).name
-    return f"ftis models {name}" if name in MODELS else "name its directory, or an id of the Hub"
 
 
 def diagnose() -> list[tuple[str, str, str, str]]:

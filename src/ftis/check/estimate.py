@@ -23,9 +23,7 @@ from ftis.models import starters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
-from ftis.run.prepare import with_exchange
 from ftis.run.processes import SMALL, frozen_base, known_parameters, offloads, runs_in_parallel, shared_bases
-from ftis.run.prompting import tokenizers_here
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
@@ -48,6 +46,9 @@ def estimate(arms: Sequence[Arm]) -> list[str]:
     Memory is an upper bound: that of a round in which every completion has the maximum length and every group carries
     signal, in the arm that takes most. The likely value stands beside it, by assumptions that the line names. Bytes are
     an upper bound too.
+
+    Args:
+        arms: of :func:`ftis.run.prepare.check`.
     """
     lines: list[str] = []
     largest = _largest(arms, lines)
@@ -57,8 +58,7 @@ def estimate(arms: Sequence[Arm]) -> list[str]:
             _together(arms, largest),
             *_moving(arms[0].recipe, [(p, memory) for p, _, memory in largest.values()]),
         ]
-    known = (with_exchange(arm, tokenizers_here(arm)) for arm in arms)
-    swarms = [swarm for arm in known for swarm in arm.swarms if len(swarm.peers) > 1]
+    swarms = [swarm for arm in arms for swarm in arm.swarms if len(swarm.peers) > 1]
     if swarms:
         offered = [_offered(swarm) for swarm in swarms]
         received = [sent * (len(swarm.peers) - 1) for sent, swarm in zip(offered, swarms, strict=True)]

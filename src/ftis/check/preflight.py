@@ -27,7 +27,7 @@ from ftis.measures import RoundExchange, has_ended
 from ftis.objectives import Objective
 from ftis.peer import Peer, Stopwatch
 from ftis.prompts import Task
-from ftis.recipe.arms import arms_of, rollouts_per_round, threads_of, tries
+from ftis.recipe.arms import rollouts_per_round, threads_of, tries
 from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
 from ftis.records.files import write_json
 from ftis.rewards.answers import require_rewardable
@@ -35,7 +35,7 @@ from ftis.rewards.parts import graded_in
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.prepare import check
+from ftis.run.prepare import Checked
 from ftis.run.workers import Job, Stop, run_jobs
 from ftis.schedule import assigned
 
@@ -86,17 +86,16 @@ class Sounding(Outcome):
         return self.seconds_to_sample + self.seconds_to_learn
 
 
-def preflight(recipe: Recipe, arm: str | None, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:
-    """Look at each peer of an arm (by default the first), one after the other.
+def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:
+    """Look at each peer of an arm, one after the other.
 
     Raises:
         Stopped: asked to stop before all peers were looked at.
-        FtisError: the recipe cannot run, or a peer's process failed.
+        FtisError: a peer's process failed.
     """
-    chosen = arms_of(recipe, (arm,) if arm else ())[0]
-    (chosen,), _, of_prompts = check([chosen])
-    if of_prompts:
-        say(Planned(tuple(of_prompts)))
+    (chosen,) = checked.arms
+    if checked.remarks:
+        say(Planned(tuple(checked.remarks)))
     stop = stop or threading.Event()
     threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:

@@ -20,7 +20,7 @@ from ftis.recipe.arms import Arm, RunError
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, require_columns
 from ftis.run.assembly import check_names
-from ftis.run.prompting import look_at_prompts, tokenizers_here
+from ftis.run.prompting import look_at_prompts
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, require_unseen
 from ftis.text.messages import end_of_text
@@ -162,21 +162,19 @@ def _check_end(arm: str, recipe: Recipe, known: Collection[str], models: str) ->
 
 
 def exchanges(arms: Sequence[Arm]) -> list[str]:
-    """A line for each set of peers that learn together: what they exchange, by the tokenizers on this machine.
+    """A line for each set of peers that learn together: what they exchange.
 
     More than :data:`MOST_SWARMS` that exchange token ids share one.
 
-    Raises:
-        FtisError: as :func:`with_exchange`.
+    Args:
+        arms: of :func:`check`.
     """
     lines: list[str] = []
     by_ids: set[str] = set()
-    for arm in arms:
-        here = tokenizers_here(arm)
-        for swarm in with_exchange(arm, here).swarms:
-            of_swarm = _exchange(swarm, here) if len(swarm.peers) > 1 else []
-            by_ids.update(of_swarm if swarm.exchange == "ids" else [])
-            lines += of_swarm
+    for swarm in (swarm for arm in arms for swarm in arm.swarms if len(swarm.peers) > 1):
+        of_swarm = _exchange(swarm)
+        by_ids.update(of_swarm if swarm.exchange == "ids" else [])
+        lines += of_swarm
     lines = list(dict.fromkeys(lines))
     if len(by_ids) <= MOST_SWARMS:
         return lines
@@ -184,14 +182,12 @@ def exchanges(arms: Sequence[Arm]) -> list[str]:
     return [together, *(line for line in lines if line not in by_ids)]
 
 
-def _exchange(swarm: Recipe, places: Mapping[str, str]) -> list[str]:
+def _exchange(swarm: Recipe) -> list[str]:
     names = ", ".join(peer.name for peer in swarm.peers)
-    if swarm.exchange == "auto":
-        absent = ", ".join(dict.fromkeys(peer.model for peer in swarm.peers if peer.model not in places))
-        return [f"{names}: what they exchange is not known before this machine has {absent}"]
     if swarm.exchange == "ids":
         return [f"{names} exchange token ids"]
     of_one: dict[tuple[str, frozenset[str]], list[str]] = {}
+    places = {peer.model: starters.place_of(peer.model) for peer in swarm.peers}
     for name, known in _vocabularies(swarm, places).items():
         of_one.setdefault((known.ids, known.ends), []).append(name)
     several = [", ".join(some) for some in of_one.values() if len(some) > 1]

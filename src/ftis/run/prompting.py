@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 from ftis.config import PromptConfig, Recipe, RewardConfig
-from ftis.engines.hub import tokenizer_here
 from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
 from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
@@ -29,14 +28,8 @@ ANSWER = "ANSWER"
 """A stand-in for a completion, behind which a turn's end is looked for."""
 
 
-def tokenizers_here(arm: Arm) -> dict[str, str]:
-    """The directory or Hub id by which the tokenizer of each of an arm's models loads, of those that are here."""
-    places = {peer.model: starters.place_of(peer.model) for peer in arm.recipe.peers}
-    return {model: place for model, place in places.items() if tokenizer_here(place) is not None}
-
-
 def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> list[str]:
-    """Refuse prompts that a peer's model cannot take. Models that are not on this machine are left out.
+    """Refuse prompts that a peer's model cannot take.
 
     Args:
         tasks: of each arm, the task that is trained on and those out of distribution.
@@ -56,7 +49,8 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         texts = [one.model_dump_json() for one in (recipe.prompt, recipe.reward, recipe.task, *recipe.ood)]
         sampling = recipe.sampling
         sampled = str(sampling.max_completion_length), *sampling.end_tokens, "", *sampling.stop
-        for model, place in tokenizers_here(arm).items():
+        for model in {peer.model: None for peer in recipe.peers}:
+            place = starters.place_of(model)
             _, _, models = asked.setdefault((place, *texts, *sampled), (recipe, of_arm, []))
             models += [model] if model not in models else []
     lines: list[str] = []
