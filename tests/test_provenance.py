@@ -168,7 +168,7 @@ def test_what_is_recorded_of_earlier_arms_stays(begun: Path) -> None:
 def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
     known = json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
     for peer in known["peers"]:
-        del peer["rounds_late"]
+        del peer["cuda_graphs"]
     (begun / "recipe.json").write_text(json.dumps(known), encoding="utf-8")
     claim(begun, True, recipe(ALONE, TOGETHER, GSPO))
     assert [later["arms"] for later in read_provenance(begun)["continued"]] == [["GSPO"]]

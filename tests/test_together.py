@@ -1,10 +1,9 @@
-"""Peers of one machine: who computes when, what each gets, who stops with whom, and messages that come late."""
+"""Peers of one machine: who computes when, what each gets, and who stops with whom."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis.admission import Collected
-from ftis.config import Recipe
 from ftis.member import Outgoing
-from ftis.recipe.parsing import parse
-from ftis.run.together import Late, Rounds, Turns, delivered, in_turns
-
-
-def recipe_of(names: str, late: dict[str, int] | None = None, **training: Any) -> Recipe:
-    peers = [{"name": name, "model": "m", "rounds_late": (late or {}).get(name, 0)} for name in names]
-    return parse({"name": "r", "task": {"name": "clock"}, "peers": peers, "training": training}, where="test")
-
-
-def nothing_late(names: str) -> Late:
-    return Late(recipe_of(names), Path("/nowhere"))
+from ftis.run.together import Rounds, Turns, delivered, in_turns
 
 
 def message(peer: str, round: int) -> bytes:
@@ -44,42 +32,16 @@ def others(names: str, own: str, round: int) -> Collected:
 
 def test_each_gets_the_others_messages_and_not_its_own() -> None:
     sent = {name: outgoing(name, 3) for name in "abc"}
-    assert delivered(sent, nothing_late("abc")) == {name: others("abc", name, 3) for name in "abc"}
-    assert delivered({"a": outgoing("a", 0)}, nothing_late("a")) == {"a": Collected({})}
+    assert delivered(sent) == {name: others("abc", name, 3) for name in "abc"}
+    assert delivered({"a": outgoing("a", 0)}) == {"a": Collected({})}
 
 
 def test_a_message_that_is_not_wanted_is_offered_only_and_a_skipped_peer_is_delivered() -> None:
     wishes = {"skip": frozenset("b"), "offers_only": frozenset("c")}
     sent = {"a": outgoing("a", 0, **wishes), "b": outgoing("b", 0), "c": outgoing("c", 0)}
-    got = delivered(sent, nothing_late("abc"))
+    got = delivered(sent)
     assert got["a"] == Collected({"b": message("b", 0)}, offered_only=("c",))
     assert got["b"] == others("abc", "b", 0)
-
-
-def test_late_messages_come_once_and_so_many_rounds_late(tmp_path: Path) -> None:
-    late = Late(recipe_of("abcd", {"c": 1, "d": 2}), tmp_path / "late")
-    got = [delivered({name: outgoing(name, round) for name in "abcd"}, late)["a"] for round in range(4)]
-    assert [list(collected.messages) for collected in got] == [["b"]] * 4
-    assert [collected.missing for collected in got] == [("c", "d")] * 4
-    assert [[message[:2] for message in collected.late] for collected in got] == [
-        [],
-        [("c", 0)],
-        [("c", 1), ("d", 0)],
-        [("c", 2), ("d", 1)],
-    ]
-    assert all(data == message(name, round) for collected in got for name, round, data in collected.late)
-    again = Late(recipe_of("abcd", {"c": 1, "d": 2}), tmp_path / "late")  # resumed
-    assert delivered({name: outgoing(name, 3) for name in "abcd"}, again)["a"] == got[3]
-    assert [message[:2] for message in delivered({n: outgoing(n, 4) for n in "abcd"}, again)["d"].late] == [("c", 3)]
-
-
-def test_late_messages_are_deleted_once_no_resume_can_need_them(tmp_path: Path) -> None:
-    late = Late(recipe_of("ab", {"b": 2}, save_every=5, save_total_limit=2), tmp_path)
-    for round in range(50):
-        delivered({name: outgoing(name, round) for name in "ab"}, late)
-        # The run can go back to its two last checkpoints, and a message is due two rounds after its own.
-        assert {int(path.name[:6]) for path in tmp_path.iterdir()} >= set(range(max(0, round - 12), round + 1))
-    assert len(list(tmp_path.iterdir())) <= 14
 
 
 # --- who computes -----------------------------------------------------------------------------------------------------
@@ -100,7 +62,7 @@ def test_any_order_gives_each_every_message_and_stops_a_swarm_after_one_round(
     every = [name for swarm in names for name in swarm]
     swarm_of = {name: swarm for swarm in names for name in swarm}
     leaves = {every[leaver[0] % len(every)]: leaver[1]} if leaver else {}
-    turns = Turns(names, [nothing_late("x")] * len(names), at_a_time)
+    turns = Turns(names, at_a_time)
     rng, finished, computing, ended = random.Random(seed), Counter[str](), dict[str, int | None](), set[str]()
     for name in every:
         turns.asks(name, None)
@@ -149,7 +111,7 @@ def peer(name: str, rounds: int, log: list[str], fails_in: int = -1) -> Rounds:
 
 def test_peers_of_a_process_take_turns_between_what_comes_before_and_after() -> None:
     log: list[str] = []
-    in_turns({name: peer(name, 2, log) for name in "ab"}, nothing_late("ab"), log.append, lambda: log.append("-"))
+    in_turns({name: peer(name, 2, log) for name in "ab"}, log.append, lambda: log.append("-"))
     assert log == [
         *("a", "a begins 0", "-", "b", "b begins 0", "-"),
         *("a", "a finishes 0 with b", "a begins 1", "-", "b", "b finishes 0 with a", "b begins 1", "-"),
@@ -160,5 +122,5 @@ def test_peers_of_a_process_take_turns_between_what_comes_before_and_after() -> 
 def test_where_one_fails_the_others_stop_before_its_error_is_raised() -> None:
     log: list[str] = []
     with pytest.raises(OSError, match="b fails"):
-        in_turns({n: peer(n, 3, log, fails_in=1 if n == "b" else -1) for n in "abc"}, nothing_late("abc"))
+        in_turns({n: peer(n, 3, log, fails_in=1 if n == "b" else -1) for n in "abc"})
     assert [line for line in log if "stops" in line] == ["a stops in 1", "c stops in 1"]

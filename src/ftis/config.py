@@ -278,8 +278,6 @@ class PeerConfig(_Section):
     """Take sampling steps as CUDA graphs, on a GPU."""
     attack: str | None = None
     """For testing defences: the dotted path of ``f(own scored groups, peer) -> groups``, which the peer then offers."""
-    rounds_late: Annotated[int, Field(ge=0)] = 0
-    """For local runs: the others get this peer's messages that many rounds late."""
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:

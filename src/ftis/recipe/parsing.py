@@ -286,6 +286,7 @@ GONE = {
     "data_parallel_size": _TRL,
     "fsdp": _TRL,
     "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
+    "rounds_late": "messages come late in a swarm that has joined",
     "swarms": "training.swarm_size puts neighbours among the peers together",
     "swarm_size": "training.swarm_size in the arm's set has its place",
 }

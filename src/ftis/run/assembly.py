@@ -92,7 +92,6 @@ def assemble(
     policy.end_at(end_tokens)
     check_stop(recipe.sampling.stop, policy.tokenizer, config.model)
     sampling = recipe.sampling
-    late = [other.rounds_late for other in recipe.peers if other.name != name]
     member = member_of(
         recipe,
         name,
@@ -103,7 +102,7 @@ def assemble(
         scores[0],
         selections,
         cursor=cursor,
-        max_staleness=recipe.network.max_staleness if networked else max(late, default=0),
+        max_staleness=recipe.network.max_staleness if networked else 0,
         max_seconds=recipe.network.admission_seconds if networked else math.inf,
     )
     problems = [*task.train, *(problem for one in (task, *ood) for problem in one.validation)]

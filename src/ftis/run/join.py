@@ -137,11 +137,6 @@ def join(
     stop = stop or threading.Event()
     arm_name, swarm = choose_arm(recipe, name, arm)
     config = swarm.peer(name)
-    if config.rounds_late:
-        raise RecipeError(
-            f"peer {name!r} has rounds_late = {config.rounds_late}: that is for trying things out with ftis train; "
-            f"remove it"
-        )
     # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect

@@ -45,7 +45,7 @@ from ftis.run.processes import (
     shared_bases,
 )
 from ftis.run.provenance import LOCK_SECONDS, claim, delete_run
-from ftis.run.together import Late, Rounds, Turns, in_turns
+from ftis.run.together import Rounds, Turns, in_turns
 from ftis.run.training import Trainer
 from ftis.run.workers import Job, Stop, interrupts, run_jobs
 
@@ -177,11 +177,6 @@ def is_evaluated(directory: Path, recipe: Recipe, step: int) -> bool:
     return len(PeerRun(directory).evaluated(step)) > len(recipe.ood)
 
 
-def late_directory(arm: Path, swarm: Recipe) -> Path:
-    """The directory of messages that come late to the peers of one swarm. Each swarm has its own."""
-    return arm / f".late@{swarm.peers[0].name}"
-
-
 def open_peer(job: PeerJob) -> Trainer:
     """The peer of a job, ready to train, with nothing in its directory from behind the step that it goes on from."""
     recipe = job.recipe
@@ -199,10 +194,6 @@ def open_peer(job: PeerJob) -> Trainer:
 
 def _by_swarm(jobs: Sequence[PeerJob]) -> list[list[PeerJob]]:
     return [list(members) for _, members in groupby(jobs, key=lambda job: job.recipe.peers[0].name)]
-
-
-def _late(job: PeerJob) -> Late:
-    return Late(job.recipe, late_directory(job.directory.parent, job.recipe))
 
 
 def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
@@ -229,7 +220,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
                         heard = _heard(placed(say, peer=peer.name), offload, peer.name)
                         rounds[peer.name] = trainer.train(heard, stop.is_set)
                         after_turn()  # it has drawn at load
-                    in_turns(rounds, _late(members[0]), offload.take_turn, after_turn)
+                    in_turns(rounds, offload.take_turn, after_turn)
     finally:
         torch.set_num_threads(threads_before)
 
@@ -254,7 +245,7 @@ def _run_in_processes(jobs: Sequence[PeerJob], computing: int, say: Say, stop: S
         computing: how many compute at a time.
     """
     swarms = _by_swarm(jobs)
-    turns = Turns([[job.peer for job in members] for members in swarms], [_late(m[0]) for m in swarms], computing)
+    turns = Turns([[job.peer for job in members] for members in swarms], computing)
     in_processes = [Job(job.peer, run_peer_process, (job,), asks=True) for job in jobs]
     run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume", answers=turns)
 

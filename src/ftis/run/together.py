@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 
 from ftis.admission import Collected
-from ftis.config import Recipe
 from ftis.member import Outgoing
-from ftis.records.files import write_whole
 
 Rounds = Generator[Outgoing, Collected | None, None]
 """A peer's rounds. It begins with None. After that, None asks it to stop with the rounds that it has finished."""
@@ -23,58 +20,16 @@ Reply = tuple[str, Collected | None]
 """A peer that may go on, and the others' messages."""
 
 
-class Late:
-    """Messages of peers with ``rounds_late``, kept as files until they are due.
-
-    A message stays until the swarm cannot be resumed from before the round in which it is due.
-
-    Args:
-        directory: of this swarm.
-    """
-
-    def __init__(self, recipe: Recipe, directory: Path) -> None:
-        self.by = {peer.name: peer.rounds_late for peer in recipe.peers if peer.rounds_late}
-        self._directory = directory
-        self._kept = recipe.training.save_every * recipe.training.save_total_limit
-
-    def keep(self, outgoing: Mapping[str, Outgoing]) -> None:
-        """Keep the messages of a round that come late, and delete those that nobody can need again."""
-        for name in outgoing.keys() & self.by.keys():
-            round = outgoing[name].round
-            self._directory.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(name, round), outgoing[name].message, sync=False)
-            self._path(name, round - self.by[name] - self._kept - 1).unlink(missing_ok=True)
-
-    def due(self, round: int) -> list[tuple[str, int, bytes]]:
-        """(sender, its round, message) of each message that arrives in ``round``."""
-        sent = [(name, round - by) for name, by in sorted(self.by.items())]
-        return [(name, of, path.read_bytes()) for name, of in sent if (path := self._path(name, of)).exists()]
-
-    def _path(self, peer: str, round: int) -> Path:
-        return self._directory / f"{round:06d}-{peer}.ftis"
-
-
-def delivered(sent: Mapping[str, Outgoing], late: Late) -> dict[str, Collected]:
+def delivered(sent: Mapping[str, Outgoing]) -> dict[str, Collected]:
     """Each peer's messages of a round in which all of its swarm have offered.
 
     Every peer of a machine delivers. Messages of peers in ``skip`` come too, and the receiver rejects them.
     """
-    late.keep(sent)
-    arrived = late.due(next(iter(sent.values())).round)
-    return {name: _for_one(name, sent, late, arrived) for name in sent}
-
-
-def _for_one(
-    name: str, sent: Mapping[str, Outgoing], late: Late, arrived: Sequence[tuple[str, int, bytes]]
-) -> Collected:
-    others = [other for other in sent if other != name]
-    offered_only = tuple(other for other in others if other in sent[name].offers_only)
-    return Collected(
-        {other: sent[other].message for other in others if other not in offered_only and other not in late.by},
-        missing=tuple(other for other in others if other in late.by and other not in offered_only),
-        late=tuple(message for message in arrived if message[0] != name),
-        offered_only=offered_only,
-    )
+    found = {}
+    for name, own in sent.items():
+        messages = {other: of.message for other, of in sent.items() if other not in (name, *own.offers_only)}
+        found[name] = Collected(messages, offered_only=tuple(other for other in sent if other in own.offers_only))
+    return found
 
 
 class Turns:
@@ -85,12 +40,11 @@ class Turns:
 
     Args:
         swarms: the peers' names, swarm by swarm.
-        late: of each swarm.
     """
 
-    def __init__(self, swarms: Sequence[Sequence[str]], late: Sequence[Late], at_a_time: int) -> None:
+    def __init__(self, swarms: Sequence[Sequence[str]], at_a_time: int) -> None:
         self._swarms = [tuple(swarm) for swarm in swarms]
-        self._late, self._at_a_time = late, at_a_time
+        self._at_a_time = at_a_time
         self._sent: dict[str, Outgoing] = {}
         self._left: set[str] = set()
         self._computing: set[str] = set()
@@ -120,11 +74,10 @@ class Turns:
 
     def _close(self, peer: str) -> None:
         """Let the swarm of ``peer`` go on if it can, or stop."""
-        index = next(i for i, swarm in enumerate(self._swarms) if peer in swarm)
-        swarm = self._swarms[index]
+        swarm = next(swarm for swarm in self._swarms if peer in swarm)
         waiting = {name: self._sent[name] for name in swarm if name in self._sent}
         if len(waiting) == len(swarm):
-            self._due.extend(delivered(waiting, self._late[index]).items())
+            self._due.extend(delivered(waiting).items())
         elif self._left.intersection(swarm):
             self._due.extend((name, None) for name in waiting)
         else:
@@ -135,7 +88,6 @@ class Turns:
 
 def in_turns(
     peers: Mapping[str, Rounds],
-    late: Late,
     before_turn: Callable[[str], None] = lambda name: None,
     after_turn: Callable[[], None] = lambda: None,
 ) -> None:
@@ -147,7 +99,7 @@ def in_turns(
     Raises:
         Exception: the first error of a peer, once the others have stopped.
     """
-    turns, failure, begun = Turns([tuple(peers)], [late], 1), None, set[str]()
+    turns, failure, begun = Turns([tuple(peers)], 1), None, set[str]()
     for name in peers:
         turns.asks(name, None)
     while replies := turns.next():

@@ -189,5 +189,5 @@ def _of_recipe(args: Any, recipe: Recipe, objective: Objective, peer: str) -> It
         yield 'training.resample = "fill": TRL samples a round once; set training.resample = "off"'
     if recipe.sampling.stop:
         yield f"sampling.stop = {list(recipe.sampling.stop)}: TRL does not end completions at strings; use end_tokens"
-    if config.attack or config.rounds_late:
-        yield f"peers.{peer}.attack, rounds_late: they are for ftis train; leave them out"
+    if config.attack:
+        yield f"peers.{peer}.attack is for ftis train; leave it out"
