@@ -146,7 +146,6 @@ def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
         title="Learning rates",
         question="Which learning rate serves each arm?",
         baselines=tuple(config.name for config in arms),
-        sampling_cost=recipe.experiment.sampling_cost,
     )
     return recipe.model_copy(update={"arms": tuple(arms), "experiment": experiment})
 

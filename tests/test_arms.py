@@ -63,13 +63,6 @@ def arm_of(recipe: Recipe, name: str) -> Recipe:
     return with_arm(recipe, next(arm for arm in recipe.arms if arm.name == name))
 
 
-def in_seconds(cost: float | None, **keys: Any) -> dict[str, Any]:
-    """A recipe with an arm alone that takes as long as a swarm of four; ``cost``: of sampling."""
-    alone = {"name": "alone-seconds", "collaborate": False, "budget": "seconds"}
-    given = document(arms=[ALONE, alone, SIZES[1]], **keys)
-    return given | ({} if cost is None else {"experiment": {"sampling_cost": cost, "baselines": ["alone-seconds"]}})
-
-
 def test_some_arms_are_compared_with_the_baselines_among_them() -> None:
     recipe = parse(document(experiment={"baselines": ["F-TIS-4", "alone-part"]}))
     assert keep_arms(recipe, ()) is recipe
@@ -89,21 +82,11 @@ def test_some_arms_are_compared_with_the_baselines_among_them() -> None:
 # --- budgets ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_alone_can_have_as_many_seconds() -> None:
-    cases: list[Any] = [
-        (1.0, {}, 8),  # own 12 rollouts, trained 48: (12 + 48) / 2 = 30, or 7.5 prompts of 4
-        (4.0, {}, 5),  # (48 + 48) / 5 = 19.2, or 4.8 prompts
-        (1e6, {}, 3),  # sampling is all: as many as it samples in the swarm
-        (1e-6, {}, 12),  # training is all: as many as it trains on there
-        (1.0, {"training__max_foreign_rollouts": 12}, 4),  # trained 24: (12 + 24) / 2 = 18, or 4.5 prompts
-    ]
-    for cost, keys, prompts in cases:
-        recipe = parse(in_seconds(cost, **keys))
-        assert [swarm.training.prompts_per_round for swarm in arms_of(recipe)[1].swarms] == [prompts] * 4
-    (pair,) = [m for m in matched(arms_of(recipe), ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
-    assert "equal in seconds" in pair["equal"]
-    assert "experiment.sampling_cost" in refusal(in_seconds(None))
-    assert "collaborate = false" in refusal(document(arms=[{"name": "x", "budget": "seconds"}]))
+def test_a_peer_alone_can_have_any_number_of_prompts() -> None:
+    alone = {"name": "alone", "collaborate": False, "set": {"training": {"swarm_size": 1, "prompts_per_round": 5}}}
+    recipe = parse(document(arms=[alone, SIZES[1]]))
+    assert [rollouts_per_round(swarm) for swarm in arms_of(recipe)[0].swarms] == [(20, 20)] * 4
+    assert "collaborate = false" in refusal(document(arms=[{"name": "x", "budget": "generated"}]))
 
 
 def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_are_limited() -> None:
@@ -129,11 +112,6 @@ def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> 
     assert found["alone-part", "filled"]["equal"] == "equal in neither budget"
     assert f" up to {own} more " in found["alone-part", "filled"]["text"]
     assert found["filled-alone", "filled"]["equal"] == "equal in rollouts a peer samples itself"
-    in_time = in_seconds(2.0)
-    in_time["arms"][2] = in_time["arms"][2] | {"set": {"training.resample": "fill"}}
-    timed = parse(in_time)
-    (pair,) = [m for m in matched(arms_of(timed), ["alone-seconds"]) if "F-TIS-4" in m["arms"]]
-    assert "equal in seconds" not in pair["equal"]
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,23 +74,6 @@ def test_some_keys_may_change_and_those_of_training_are_noted(
     assert now == recorded
     assert read_plan(begun).recipe == (parse(document) if noted else recipe(ALONE, TOGETHER))
     assert claim(begun, True, parse(document)) == f"goes on in {begun}"
-
-
-@pytest.mark.parametrize(("budget", "matters"), [("seconds", True), ("generated", False)])
-def test_the_cost_of_sampling_matters_where_arms_have_their_prompts_by_it(
-    budget: str, matters: bool, tmp_path: Path
-) -> None:
-    def costing(cost: float) -> Recipe:
-        document = json.loads(recipe(ALONE, TOGETHER).model_dump_json())
-        arms = [{**ALONE, "budget": budget}, TOGETHER]
-        return parse({**document, "arms": arms, "experiment": {"sampling_cost": cost, "baselines": ["alone"]}})
-
-    claim(tmp_path / "run", False, costing(1.0))
-    (tmp_path / "run" / "alone" / "a").mkdir(parents=True)
-    (tmp_path / "run" / "alone" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
-    refused = pytest.raises(RunError, match=r"differ in: experiment.sampling_cost \(1.0 before, 4.0 now\)")
-    with refused if matters else nullcontext():
-        assert claim(tmp_path / "run", True, costing(4.0))
 
 
 def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:

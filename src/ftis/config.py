@@ -302,10 +302,9 @@ class ArmConfig(_Section):
     name: Name
     collaborate: bool = True
     """``false``: every peer trains alone."""
-    budget: Literal["trained", "generated", "seconds"] = "trained"
+    budget: Literal["trained", "generated"] = "trained"
     """The measure in which a peer alone equals one of a swarm of m. ``trained``: rollouts trained on, so it samples all
-    of a round's prompts. ``generated``: rollouts sampled, so 1/m of them. ``seconds``: by
-    ``experiment.sampling_cost``."""
+    of a round's prompts. ``generated``: rollouts sampled, so 1/m of them."""
     set: dict[str, Any] = {}
     """Dotted keys and their values in this arm, with or without quotes around the key. A table replaces only the keys
     that it mentions."""
@@ -318,8 +317,6 @@ class ExperimentConfig(_Section):
     question: str = ""
     baselines: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("alone",)
     """The arms that each other arm is compared with."""
-    sampling_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds to sample a rollout over seconds to train on one, assumed for arms with budget = "seconds"."""
 
 
 class Recipe(_Section):
@@ -365,9 +362,6 @@ class Recipe(_Section):
         for arm in self.arms:
             if arm.collaborate and arm.budget != "trained":
                 raise ValueError(f"arm {arm.name!r}: budget = {arm.budget!r} is for arms with collaborate = false")
-            if arm.budget == "seconds" and self.experiment.sampling_cost is None:
-                cost = "experiment.sampling_cost, the seconds to sample a rollout over those to train on one"
-                raise ValueError(f'arm {arm.name!r}: budget = "seconds" needs {cost}')
         m, training = self.swarm_size, self.training
         if len(peers) % m:
             sizes = " or ".join(str(size) for size in range(2, len(peers) + 1) if len(peers) % size == 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftis.recipe.arms import Arm, prompts_worth, rollouts_per_round
+from ftis.recipe.arms import Arm, rollouts_per_round
 from ftis.records.reading import PeerRun, Study
 
 
@@ -18,25 +18,20 @@ class RoundBudget:
     Attributes:
         trained, generated: rollouts.
         reserve: further rollouts that may replace groups without signal.
-        worth: prompts that a peer alone could do in the same time; None if the recipe assumes no cost of sampling.
-        cost: that assumed cost.
     """
 
     trained: int
     generated: int
     rounds: int
-    worth: int | None = None
-    cost: float | None = None
     reserve: int = 0
 
 
 def round_budget(arm: Arm) -> RoundBudget:
     """The plan of one arm."""
-    swarm, cost = arm.swarms[0], arm.recipe.experiment.sampling_cost
+    swarm = arm.swarms[0]
     generated, trained = rollouts_per_round(swarm)
-    worth = None if cost is None else prompts_worth(arm.recipe, generated, trained)
     reserve = swarm.reserve_per_peer * swarm.rollouts_per_group
-    return RoundBudget(trained, generated, swarm.training.rounds, worth, cost, reserve)
+    return RoundBudget(trained, generated, swarm.training.rounds, reserve)
 
 
 def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any]]:
@@ -64,19 +59,11 @@ def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any
 
 def equal(one: RoundBudget, other: RoundBudget) -> str:
     """Name the budgets that two plans share."""
-    same = [
-        what
-        for what, mine, theirs in (
-            ("rollouts trained on", one.trained, other.trained),
-            ("rollouts a peer samples itself", (one.generated, one.reserve), (other.generated, other.reserve)),
-            (
-                f"seconds, to the prompt, if sampling costs {one.cost or 0:g} times training",
-                one.worth and (one.worth, one.reserve),
-                other.worth and (other.worth, other.reserve),
-            ),
-        )
-        if mine == theirs and mine is not None
-    ]
+    axes = {
+        "rollouts trained on": one.trained == other.trained,
+        "rollouts a peer samples itself": (one.generated, one.reserve) == (other.generated, other.reserve),
+    }
+    same = [what for what, equal in axes.items() if equal]
     text = f"equal in {' and in '.join(same)}" if same else "equal in neither budget"
     return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
 

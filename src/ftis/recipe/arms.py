@@ -123,8 +123,6 @@ def swarms_of(recipe: Recipe) -> tuple[Recipe, ...]:
 def _prompts_alone(recipe: Recipe, budget: str) -> int:
     """The prompts that a peer alone samples in a round to have as much of ``budget`` as one of a swarm."""
     generated, trained = rollouts_per_round(swarms_of(recipe)[0])
-    if budget == "seconds":
-        return prompts_worth(recipe, generated, trained)
     return max(1, (generated if budget == "generated" else trained) // recipe.sampling.num_generations)
 
 
@@ -155,17 +153,6 @@ def tries(swarm: Recipe, signal: float) -> float:
     That is min(1 + reserve, 1 / signal): groups without signal give way to the reserve. 1 without it.
     """
     return min(1 + swarm.reserve_per_peer / swarm.prompts_per_peer, 1 / max(signal, 1e-9))
-
-
-def prompts_worth(recipe: Recipe, sampled: int, trained: int) -> int:
-    """How many prompts of its own a peer can sample and train on in the time that ``sampled`` and ``trained`` take.
-
-    That is (ρ sampled + trained) / (ρ + 1) rollouts, where sampling one takes ρ = ``experiment.sampling_cost`` times as
-    long as training on it.
-    """
-    cost = recipe.experiment.sampling_cost
-    assert cost is not None  # a recipe with such an arm has it
-    return max(1, round((cost * sampled + trained) / (cost + 1) / recipe.sampling.num_generations))
 
 
 def run_directory(recipe: Recipe) -> Path:

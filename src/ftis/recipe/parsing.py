@@ -287,6 +287,7 @@ GONE = {
     "fsdp": _TRL,
     "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
     "rounds_late": "messages come late in a swarm that has joined",
+    "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
     "swarms": "training.swarm_size puts neighbours among the peers together",
     "swarm_size": "training.swarm_size in the arm's set has its place",
 }

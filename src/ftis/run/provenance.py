@@ -281,11 +281,9 @@ def _differing(before: Recipe, now: Recipe) -> tuple[dict[str, tuple[Any, Any]],
     """The dotted keys at which two recipes differ, with both values: those that a run may not change, and the others"""
     one, other = _values(before.model_dump(mode="json")), _values(now.model_dump(mode="json"))
     fixed, free = dict[str, tuple[Any, Any]](), dict[str, tuple[Any, Any]]()
-    # The prompts of arms with budget = "seconds" follow from it.
-    counts = {"experiment.sampling_cost"} if any(arm.budget == "seconds" for arm in before.arms) else set()
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
-            may = key not in counts and any(fnmatchcase(_of_arm(key) + ".", f"{free}.*") for free in FREE_ON_RESUME)
+            may = any(fnmatchcase(_of_arm(key) + ".", f"{free}.*") for free in FREE_ON_RESUME)
             (free if may else fixed)[key] = one.get(key), other.get(key)
     return fixed, free
 

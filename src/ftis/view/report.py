@@ -155,7 +155,6 @@ def _machine(machine: Mapping[str, Any]) -> str:
 ALONE = {
     "trained": "as many rollouts trained",
     "generated": "as many rollouts generated",
-    "seconds": "as many seconds at the assumed cost of sampling",
 }
 """Words for the quantity that a peer alone and a peer in the swarm have in equal amounts, by the arm's ``budget``."""
 
