@@ -174,7 +174,7 @@ def test_any_two_texts_come_to_a_verdict_or_a_question(one: str, other: str) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formulas, "holds", lambda asked: grammar.balanced(str(asked)))
         assert formulas_equal(one, other) in (True, False)
-        assert formulas_equal(one, one) or grammar.too_nested(one, grammar.MOST_WRITTEN)
+        assert formulas_equal(one, one) or grammar.too_nested(one)
 
 
 @pytest.mark.usefixtures("nobody_asked")
@@ -193,18 +193,8 @@ def test_what_the_grammar_takes_long_for_never_reaches_it() -> None:
     for opening, closing in bracketed:
         for depth in (5, 10, 15, 30) if "^" in opening else (10, 15, 30):
             assert not answers_equal(opening * depth + "8" + closing * depth, "9", "math")
-    for nested in ("(" * 250 + "5" + ")" * 250, "{" * 255 + "5" + "}" * 255, "(9!)!!", "{(9!)!}!"):
+    for nested in ("(" * 250 + "5" + ")" * 250, "(9!)!!", "{(9!)!}!"):
         assert not answers_equal(nested, "5", "math")
-
-
-@given(st.text(alphabet="12{}()x\\+", max_size=12), st.integers(2, 30))
-def test_only_brackets_around_nothing_but_brackets_are_doubles(inside: str, depth: int) -> None:
-    for opening, closing in ("{}", "()"):
-        kept = grammar.without_doubles(f"{opening}{inside}5{closing}")
-        if grammar.balanced(inside) and inside.count("(") == inside.count(")") == 0:
-            assert grammar.without_doubles(opening * depth + inside + "5" + closing * depth) == kept
-    kept_as_it_is = ("((1,2),(3,4))", "((1)(2))", r"\{\{1\}\}", "{{1}+2}", "({5})", "((5)", "(3,4]", "}}{{")
-    assert all(grammar.without_doubles(text) == text for text in kept_as_it_is)
 
 
 def test_each_answer_of_math500_is_itself_in_any_wrapper() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ftis.rewards.grammar import FORMULA, MOST_WRITTEN, RELATION, SIGNS, balanced, bare, rewrite, too_nested
+from ftis.rewards.grammar import FORMULA, RELATION, SIGNS, balanced, bare, rewrite, too_nested
 from ftis.rewards.latex import holds
 from ftis.rewards.numbers import read_number
 from ftis.rewards.shapes import DIGITS, LETTER, Question, question
@@ -24,15 +24,15 @@ def formulas_equal(given: str, expected: str) -> bool:
     Raises:
         RewardError: the helper process cannot be started.
     """
-    if too_nested(given, MOST_WRITTEN):
+    given, expected = (bare(rewrite(SIGNS, side)) for side in (_in_powers_of_ten(given, expected), expected))
+    if too_nested(given):
         return False
-    given, expected = rewrite(SIGNS, _in_powers_of_ten(given, expected)), rewrite(SIGNS, expected)
     if (verdict := _same_words(given, expected)) is not None:
         return verdict
     one, other = _one_formula(given), _one_formula(expected) or expected
-    if one is None or too_nested(one) or units_differ(bare(given), bare(expected)) or says_more(one, other):
+    if one is None or units_differ(given, expected) or says_more(one, other):
         return False
-    if last_words(other) and last_words(bare(given)) and not last_words(one):
+    if last_words(other) and last_words(given) and not last_words(one):
         return False  # eggs are no dozen
     one, other = (_LAST_WORDS.sub("", side).strip() for side in (one, other))
     sides = sides_to_check(one, other)
@@ -53,7 +53,7 @@ def formulas_equal(given: str, expected: str) -> bool:
 
 _LAST_WORDS = re.compile(rf"(?<=[0-9])\s*{TEXT}[^{{}}]*\}}\s*$")
 _PERCENT = re.compile("%|percent")
-_SEVERAL = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|[\r\n]")
+_SEVERAL = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|(?<!\\)[\r\n]")
 
 
 def _one_formula(text: str) -> str | None:

@@ -23,10 +23,8 @@ from unicodedata import decimal, normalize
 
 from ftis.rewards.words import CURRENCIES, DEGREE, MONEY, SYMBOLS, TEXT, without_words
 
-MOST_WRITTEN = 30
-"""Brackets inside brackets, with those that change nothing, as in ``{{{5}}}``."""
 MOST_NESTED = 8
-"""Brackets inside brackets, without those. The grammar that reads LaTeX takes exponentially long for them: half a
+"""Brackets inside brackets. The grammar that reads LaTeX takes exponentially long for them: half a
 second for eight at most, three and more for fifteen."""
 MOST_POWERS = 3
 """Powers of powers. Nobody can compute their value."""
@@ -41,6 +39,9 @@ class Rule(NamedTuple):
 
 
 def _sub(before: str, after: str, pattern: str, by: str | Callable[[re.Match[str]], str] = "") -> Rule:
+    """A rule by a pattern, in which a name in angle brackets stands for a pattern of :data:`_SHARED`."""
+    for name, shared in _SHARED.items():
+        pattern = pattern.replace(f"<{name}>", shared)
     return Rule(before, after, partial(re.compile(pattern).sub, by))
 
 
@@ -72,14 +73,6 @@ def bare(text: str) -> str:
     return text
 
 
-def without_doubles(text: str) -> str:
-    """A text without brackets around nothing but brackets of their kind."""
-    ends = partners(text) | partners(text, "(", ")")
-    double = {start for start, end in ends.items() if text[start + 1] == text[start] and ends.get(start + 1) == end - 1}
-    dropped = double | {ends[start] for start in double}
-    return "".join(character for place, character in enumerate(text) if place not in dropped)
-
-
 def _compatible(text: str) -> str:
     """A text with its full-width, mathematical and squared letters as plain ones, and digits of any script as ours."""
     return re.sub(r"\d", lambda digit: str(decimal(digit[0])), normalize("NFKC", text))
@@ -103,7 +96,6 @@ def _root(found: re.Match[str]) -> str:
 _SCALES = {"hundred|[百백]": 2, "thousand|[千천](?![克米瓦])": 3, "[万萬만]": 4, "million": 6, "[亿億억]": 8}
 _SCALES |= {"billion": 9, "trillion": 12}
 """Patterns of words behind a number that multiply it, and their powers of ten."""
-_SCALE = "|".join(_SCALES)
 
 
 def _scaled(found: re.Match[str]) -> str:
@@ -117,27 +109,18 @@ def _statements(found: re.Match[str]) -> str:
     return ", ".join(" ".join(line.replace("&", "").split()) for line in found[1].split(r"\\") if line.strip())
 
 
-def _turned(found: re.Match[str]) -> str:
-    return f"{found[1]}{'[' if found[2] == '[' else '('}{found[3]}{']' if found[4] == ']' else ')'}"
-
-
 def _as_fraction(found: re.Match[str]) -> str:
     """A decimal that repeats digits for ever, in lowest terms or not."""
-    whole, fixed, again = found[1], found[2], found[3] or found[4] or found[5] or found[6]
+    whole, fixed, again = found[1], found[2], found[3] or found[4] or found[5]
     over = int(whole + fixed + again) - int(whole + fixed or "0")
     return rf"\frac{{{over}}}{{{(10 ** len(again) - 1) * 10 ** len(fixed)}}}"
 
 
-_BASE = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen"
+_BASES = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen"
 
 
 def _base_in_digits(found: re.Match[str]) -> str:
-    base = found[1] or found[2] or found[3]
-    return f"_{{{base if base.isdigit() else _BASE.split('|').index(base) + 2}}}"
-
-
-def _joined_lines(text: str) -> str:
-    return re.sub(r"\s*[\r\n]\s*", " ", text) if "\\begin{" in text else text
+    return f"_{{{found[1] if found[1].isdigit() else _BASES.split('|').index(found[1]) + 2}}}"
 
 
 # --- patterns that several rules share --------------------------------------------------------------------------------
@@ -146,7 +129,8 @@ INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 FRACTION = r"\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![.,]?[0-9])"
 RELATION = re.compile(r"(?<![<>!\\])=|\\(?:equiv|approx|in)(?![A-Za-z])")
 """The signs between the sides of an equation."""
-_GAP = r"(?:\s|\\[,;:! ])"
+_SHARED = {"end": "(?![A-Za-z])", "gap": r"(?:\s|\\[,;:! ])", "text": TEXT, "money": MONEY, "codes": CURRENCIES}
+_SHARED |= {"scale": "|".join(_SCALES), "bases": _BASES, "degree": DEGREE, "symbols": SYMBOLS, "integer": INTEGER}
 
 _GROUPED = (
     _sub(r"12'000 or 12,\!000", "12000 or 12000", r"(?<=[0-9])(?:\{,\}|\\[,;:! ]|,\\!\s*|['’])(?=[0-9]{3}(?![0-9]))"),
@@ -181,38 +165,35 @@ SIGNS = (
     _sub("x¹²+52₈", "x^{12}+52_8", "|".join(f"[{small}]+" for small in _SMALL), _script),
     Rule("１８.５％٣", "18.5%3", _compatible),
     _sub("9~kg", "9 kg", "~", " "),
-    _sub(r"\bigl(1\bigr)", "(1)", r"\\[bB]igg?[lrm]?(?![A-Za-z])\s*|\\(?:left|right)\s*(?:\.|(?=\\?[()[\]{}]))"),
-    _sub(
-        r"{\color{red}\displaystyle 5}",
-        "{5}",
-        r"\\(?:text)?color\s*\{[^{}]*\}\s*|\\(?:display|text)style(?![A-Za-z])\s*",
-    ),
-    _sub(r"\dfrac12+\nicefrac{1}{2}", r"\frac12+\frac{1}{2}", r"\\(?:[dtcsx]|nice)frac(?![A-Za-z])", r"\\frac"),
+    _sub(r"\bigl(1\bigr)", "(1)", r"\\[bB]igg?[lrm]?<end>\s*|\\(?:left|right)\s*(?:\.|(?=\\?[()[\]{}]))"),
+    _sub(r"{\color{red}\textstyle 5}", "{5}", r"\\(?:text)?color\s*\{[^{}]*\}\s*|\\(?:display|text)style<end>\s*"),
+    _sub(r"\dfrac12+\nicefrac{1}{2}", r"\frac12+\frac{1}{2}", r"\\(?:[dtcsx]|nice)frac<end>", r"\\frac"),
     _sub(
         r"\arctg x+\operatorname{tg} x",
         r"\arctan x+\tan x",
-        r"\\(?:operatorname\s*\{)?(arc)?(c?)tg(?:\}|(?![A-Za-z]))|(?<![\\A-Za-z])(arc)(c?)tg(?![A-Za-z])",
-        lambda found: rf"\{found[1] or found[3] or ''}{'cot' if found[2] or found[4] else 'tan'}",
+        r"(?:\\operatorname\s*\{|\\|(?<![\\A-Za-z])(?=arc))(arc)?(c?)tg(?:\}|<end>)",
+        lambda found: rf"\{found[1] or ''}{'cot' if found[2] else 'tan'}",
     ),
     _sub("x!=3", r"x\neq 3", r"(?:!|\\not\s*)=", r"\\neq "),
     _sub(
         r"3\text{ million eggs}",
         r"3\cdot 10^{6}\text{ eggs}",
-        rf"(?<=[0-9]){_GAP}*(?i:({TEXT})\s*({_SCALE})(?![A-Za-z])(\s*\}})?|({_SCALE})(?![A-Za-z]))",
+        r"(?<=[0-9])<gap>*(?i:(<text>)\s*(<scale>)<end>(\s*\})?|(<scale>)<end>)",
         _scaled,
     ),
-    _sub("2pi", r"2\pi ", r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+    _sub("2pi", r"2\pi ", r"(?<![\\A-Za-z])pi<end>", r"\\pi "),
 )
+
+# --- all but running text ---------------------------------------------------------------------------------------------
 
 _TIDY = (
     _sub(
         "The answer is: 5",
         "5",
-        rf"^(?:{TEXT}\s*)?(?i:(?:the )?(?:final )?answer(?: is)?|答案是?|答えは?|정?답은?)(?![a-z])\s*[:=]?\s*\}}?\s*",
+        r"^(?:<text>\s*)?(?i:(?:the )?(?:final )?answer(?: is)?|答案是?|答えは?|정?답은?)<end>\s*[:=]?\s*\}?\s*",
     ),
     _sub("#### 18", "18", r"^\s*#+\s*"),
     Rule("**$5$.**", "5", bare),
-    Rule("{{5}}+((1))", "{5}+(1)", without_doubles),
     _sub(r"1\\[4pt]2", r"1\\2", r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),
     _sub(
         r"\{\begin{array}{l}x=1\\y=2\end{array}",
@@ -224,52 +205,42 @@ _TIDY = (
     _sub(
         r"\{t\in\mathbb{R}\mid t>2\}",
         "x>2",
-        rf"^\\\{{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?)?{_GAP}*(?:\\mid(?![A-Za-z])|:|\|)(.*[<>=\\].*)\\\}}$",
-        lambda found: re.sub(
-            rf"(?<![\\A-Za-z]){found[1]}(?![A-Za-z])", "x", re.sub(rf"^{_GAP}*|{_GAP}*$", "", found[2])
-        ),
+        r"^\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?<gap>*(?:\\mid<end>|:|\|)<gap>*(.*?[<>=\\].*?)<gap>*\\\}$",
+        lambda found: re.sub(rf"(?<![\\A-Za-z]){found[1]}(?![A-Za-z])", "x", found[2]),
     ),
-    _sub("]0,1[", "(0,1)", r"(^|\\cup|\\in|[=\s])([\[\]])([^\[\],]+,[^\[\],]+)([\[\]])", _turned),
-    _sub("all real numbers", r"\mathbb{R}", rf"^(?:{TEXT})?\s*all real(?:s| numbers)\s*\}}?$", r"\\mathbb{R}"),
-    _sub(r"\varnothing", r"\emptyset ", r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+    _sub(
+        "]0,1[",
+        "(0,1)",
+        r"(^|\\cup|\\in|[=\s])([\[\]])([^\[\],]+,[^\[\],]+)([\[\]])",
+        lambda found: f"{found[1]}{'[' if found[2] == '[' else '('}{found[3]}{']' if found[4] == ']' else ')'}",
+    ),
+    _sub(r"\varnothing", r"\emptyset ", r"\\varnothing<end>|\\\{\s*\\\}", r"\\emptyset "),
     *_GROUPED,
-    _sub(r"\sqrt[3]2", r"\sqrt[3]{2}", r"\\sqrt\s*(\[[^\[\]]*\])\s*([0-9A-Za-z])", r"\\sqrt\1{\2}"),
     _sub(r"\mathrm{i}", "i", r"\\math(?:rm|bf|it)\s*\{([ei])\}", r"\1"),
-    _sub(r"\binom52", r"\binom{5}{2}", r"\\([dt]?binom)\s*([0-9])\s*([0-9])", r"\\\1{\2}{\3}"),
+    _sub("(1,2)U(3,4)", r"(1,2) \cup (3,4)", r"([\])])\s*(?:<text>\s*)?U\s*\}?\s*(?=[\[(])", r"\1 \\cup "),
     _sub(
-        "(1,2)U(3,4)",
-        r"(1,2) \cup (3,4)",
-        rf"([\])])\s*(?:U|\\bigcup(?![A-Za-z])|{TEXT}\s*U\s*\}})\s*(?=[\[(])",
-        r"\1 \\cup ",
-    ),
-    _sub(
-        r"52_{\text{eight}}",
-        "52_{8}",
-        rf"_\s*(?:\{{\s*{TEXT}\s*([0-9]+|{_BASE})\s*\}}\s*\}}|{TEXT}\s*([0-9]+|{_BASE})\s*\}}|\{{\s*({_BASE})\s*\}})",
-        _base_in_digits,
+        r"5_{\text{six}}", "5_{6}", r"_\s*(?:\{\s*<text>|<text>|\{)\s*([0-9]+|<bases>)\s*\}(?:\s*\})?", _base_in_digits
     ),
     _sub("(52)_8", "52_8", r"\(([0-9][0-9A-Za-z]*)\)\s*(?=_)", r"\1"),
     _sub(
         r"0.\overline{3}+0.1\dot{6}+0.1666\ldots",
         r"\frac{3}{9}+\frac{15}{90}+\frac{15}{90}",
-        r"([0-9]*)\.([0-9]*?)(?:\\(?:overline|bar|dot)\s*(?:\{([0-9]+)\}|([0-9]))(?![0-9])|\(([0-9]+)\)$|"
-        r"([0-9]{1,9}?)\6+\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z])))",
+        r"([0-9]*)\.([0-9]*?)(?:\\(?:overline|bar|dot)\s*\{?([0-9]+)\}?(?![0-9])|\(([0-9]+)\)$|"
+        r"([0-9]{1,9}?)\5+\s*(?:\.\.\.|\\[lc]?dots<end>))",
         _as_fraction,
     ),
     _sub(
         r"\sin 30°",
         r"\sin \frac{30\pi}{180}",
-        r"(\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s*(?:\^\s*(?:[0-9]|\{\s*[0-9]\s*\})\s*)?[({]?\s*)"
-        rf"([0-9]+(?:\.[0-9]+)?){DEGREE}",
+        r"(\\(?:sin|cos|tan|cot|sec|csc)<end>\s*(?:\^\s*\{?\s*[0-9]\s*\}?\s*)?[({]?\s*)([0-9]+(?:\.[0-9]+)?)<degree>",
         r"\1\\frac{\2\\pi}{180}",
     ),
-    _sub(r"\text{18}", "18", rf"^{TEXT}([^{{}}A-Za-z]*)\}}$", r"\1"),
-    _sub("15 m", r"15\text{ m}", r"(?<=[0-9])\s+([mg])$", r"\\text{ \1}"),
+    _sub(r"\text{18}", "18", r"^<text>([^{}A-Za-z]*)\}$", r"\1"),
     Rule(r"\text{Area}=15\text{ cm}^2", "x=15 ", without_words),  # both answers' units are compared before
-    _sub("90° C", "90", rf"{DEGREE}(?:\s*[CF]\s*$)?"),
-    _sub("£5", "5", rf"\s*(?:{TEXT}\s*{MONEY}\s*\}}|{MONEY}|\\pounds(?![A-Za-z]))\s*"),
-    _sub("-US$5", "-$5", rf"^([+-]?)(?:(?:US|AU?|CA?|NZ|HK|S|R|MX)(?=\\?\$)|(?:{CURRENCIES})(?=[\s0-9+-]))\s*", r"\1"),
-    _sub(r"50\%", "50", r"(?<=[0-9)}])(?:\s|\\[,;: ])*\\?%"),
+    _sub("90° C", "90", r"<degree>(?:\s*[CF]\s*$)?"),
+    _sub("£5", "5", r"\s*(?:<text>\s*<money>\s*\}|<money>|\\pounds<end>)\s*"),
+    _sub("-US$5", "-$5", r"^([+-]?)(?:(?:US|AU?|CA?|NZ|HK|S|R|MX)(?=\\?\$)|(?:<codes>)(?=[\s0-9+-]))\s*", r"\1"),
+    _sub(r"50\%", "50", r"(?<=[0-9)}])<gap>*\\?%"),
     _sub(
         r"x = \$58,500",
         "x = 58500",
@@ -285,34 +256,32 @@ _TIDY = (
     ),
     # math-verify reads 4(2/3) as a mixed number
     _sub("4(2/3)", r"4\cdot (2/3)", r"(^|[\s+\-*/=(,])([0-9]+)\s*(\((?:[0-9]|\\frac))", r"\1\2\\cdot \3"),
-    _sub("4 2/3", r"4\frac{2}{3}", rf"^([+-]?\s*[0-9]+){_GAP}+([0-9]+)\s*/\s*([0-9]+)\s*$", r"\1\\frac{\2}{\3}"),
+    _sub("4 2/3", r"4\frac{2}{3}", r"^([+-]?\s*[0-9]+)<gap>+([0-9]+)\s*/\s*([0-9]+)\s*$", r"\1\\frac{\2}{\3}"),
 )
 FORMULA = (
     *_TIDY,
     *_TIDY,  # behind a unit a dollar sign may close: $5$ cm
-    _sub("= 5", "5", r"^\s*=(?!=)\s*"),
     _sub("-$36", "-36", r"^([+-]?)\\?\$\s*(?=[+-]?[0-9.][^$]*\Z)", r"\1"),
-    Rule("\\begin{pmatrix}1\n\\end{pmatrix}", r"\begin{pmatrix}1 \end{pmatrix}", _joined_lines),
 )
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 NUMBER = (
     _sub("2,5", "2.5", r"^([+-]?[0-9]+),([0-9]{1,2})(?![0-9,.])", r"\1.\2"),
-    _sub("18 s", "18", rf"(?<=[0-9])\s+(?:[shlL]|{SYMBOLS})(?=\s*$)"),
+    _sub("18 s", "18", r"(?<=[0-9])\s+(?:[shlLmg]|<symbols>)(?=\s*$)"),
     _sub("(18)", "18", r"^\(\s*([0-9.,]+)\s*\)$", r"\1"),
 )
 
 PROSE = (
     _sub("2,50 €", "2.50 €", r"(?<![0-9,.])([0-9]+),([0-9]{1,2})(?=\s?(?:€|zł|руб|euros?\b))", r"\1.\2"),
-    _sub("USD20", " 20", rf"\b(?:{CURRENCIES})(?=[0-9])", " "),
+    _sub("USD20", " 20", r"\b(?:<codes>)(?=[0-9])", " "),
     *_GROUPED,
     _sub(
         r"1.5 \times 10^3",
         "1.5e3",
-        rf"(?<![0-9A-Za-z.,^])({INTEGER}(?:\.[0-9]+)?)\s*(?:[*xX]|\\times(?![A-Za-z])|\\cdot(?![A-Za-z]))\s*10\s*\^\s*"
-        r"(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([+-]?[0-9]{1,3}))(?![0-9]|\.[0-9])",
-        lambda found: f"{found[1]}e{found[2] or found[3]}",
+        r"(?<![0-9A-Za-z.,^])(<integer>(?:\.[0-9]+)?)\s*(?:[*xX]|\\times<end>|\\cdot<end>)\s*10\s*\^\s*"
+        r"\{?\s*([+-]?[0-9]{1,3})\s*\}?(?![0-9]|\.[0-9])",
+        r"\1e\2",
     ),
 )
 
@@ -363,14 +332,14 @@ def inside(text: str) -> tuple[str, str]:
     return opening[0] + text[end:], text[opening.end() : end]
 
 
-def too_nested(text: str, most: int = MOST_NESTED) -> bool:
-    """Whether brackets of any kind stand more than ``most`` deep, or powers more than :data:`MOST_POWERS`."""
+def too_nested(text: str) -> bool:
+    """Whether brackets stand more than :data:`MOST_NESTED` deep, or powers more than :data:`MOST_POWERS`."""
     powers: list[bool] = []  # of the open brackets
     for found in _TOKENS.finditer(text):
         if found[0] in _OPENING:
             powers.append(text[: found.start()].rstrip().removesuffix(r"\left").rstrip().endswith("^"))
         elif found[0] in _CLOSING and powers:
             powers.pop()
-        if len(powers) > most or sum(powers) > MOST_POWERS:
+        if len(powers) > MOST_NESTED or sum(powers) > MOST_POWERS:
             return True
     return _CHAIN.search(text) is not None
