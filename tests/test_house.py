@@ -42,8 +42,8 @@ WINGS = {
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
     "rewards": "scoring helper words grammar numbers shapes latex formulas gym answers parts",
-    "engines": "machine devices optimizers hub texts models offload windows rows lengths lines head microbatches slots "
-    "linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
+    "engines": "machine devices optimizers hub texts models reference offload windows rows lengths lines head "
+    "microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
     "recipe": "own_code parsing arms",
     "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -110,25 +111,29 @@ def padded(rows: list[list[float]], fill: float = math.nan) -> Tensor:
 
 ADVANTAGE_N = torch.tensor([row[0] for row in ROWS], dtype=torch.float64)
 LOGP_NT, OLD_NT = padded([row[1] for row in ROWS]), padded([row[2] for row in ROWS])
+REF_NT = LOGP_NT + torch.linspace(-0.9, 0.7, len(ROWS), dtype=torch.float64).unsqueeze(-1)
 GEN_NT = OLD_NT + torch.tensor(SENDER_OFF_BY, dtype=torch.float64).unsqueeze(-1)
 MASK_NT = ~OLD_NT.isnan()
 STEP = StepSize(len(ROWS), int(MASK_NT.sum()), LONGEST)
 
 
-def ours(name: str, foreign: bool, parts: tuple[slice, ...] = (slice(None),)) -> tuple[float, list[list[float]]]:
+def ours(
+    name: str, foreign: bool, parts: tuple[slice, ...] = (slice(None),), beta: float = 0.0
+) -> tuple[float, list[list[float]]]:
     """The loss, and its gradient by log π_θ of each row's tokens, over micro-batches."""
     logp_NT = LOGP_NT.clone().requires_grad_()
     gen_NT = GEN_NT if foreign else OLD_NT
     loss = torch.zeros((), dtype=torch.float64)
     for part in parts:
         tensors = (tensor[part] for tensor in (logp_NT, OLD_NT, gen_NT, ADVANTAGE_N, MASK_NT))
-        loss = loss + policy_loss(OBJECTIVES[name], *tensors, step=STEP)[0]
+        objective, ref = replace(OBJECTIVES[name], beta=beta), REF_NT[part] if beta else None
+        loss = loss + policy_loss(objective, *tensors, ref_logp_NT=ref, step=STEP)[0]
     (gradient_NT,) = torch.autograd.grad(loss, logp_NT)
     assert not gradient_NT[~MASK_NT].any()
     return loss.item(), [gradient_NT[i, MASK_NT[i]].tolist() for i in range(len(ROWS))]
 
 
-def trls(name: str, foreign: bool) -> tuple[float, list[list[float]]]:
+def trls(name: str, foreign: bool, beta: float = 0.0) -> tuple[float, list[list[float]]]:
     """The same of TRL's own loss, a method of a trainer that has nothing but what the method reads.
 
     ``foreign``: with TRL's correction for another sampler, "token_truncate" at a cap of 2.
@@ -140,7 +145,7 @@ def trls(name: str, foreign: bool) -> tuple[float, list[list[float]]]:
     trainer = SimpleNamespace(
         **TRLS[name],
         _get_per_token_logps_and_entropies=lambda *_, **__: (logp_NT, torch.zeros_like(logp_NT), None),
-        args=SimpleNamespace(delta=None, steps_per_generation=1),
+        args=SimpleNamespace(delta=None, steps_per_generation=1, use_bias_correction_kl=False),
         accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x),
         model=SimpleNamespace(training=True),
         current_gradient_accumulation_steps=1,
@@ -149,7 +154,7 @@ def trls(name: str, foreign: bool) -> tuple[float, list[list[float]]]:
         vllm_importance_sampling_correction=True,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        beta=0.0,
+        beta=beta,
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
         _metrics={"train": defaultdict(list)},
@@ -165,6 +170,7 @@ def trls(name: str, foreign: bool) -> tuple[float, list[list[float]]]:
             "completion_mask": ids,
             "advantages": ADVANTAGE_N,
             "old_per_token_logps": old_NT,
+            "ref_per_token_logps": torch.where(MASK_NT, REF_NT, 0.0),
             "importance_sampling_ratio": (old_NT - gen_NT).exp().clamp(max=2.0),
             "num_items_in_batch": MASK_NT.sum(),
         },
@@ -204,11 +210,41 @@ def test_trl_says_so(name: str) -> None:
         assert comparable(name, loss, gradient) == pytest.approx(expected_loss, rel=1e-12)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL: make test-trl")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRLS)
+def test_beta_adds_what_it_adds_in_trl(name: str) -> None:
+    for foreign in (True, False):
+        (loss, gradient), (without, _) = ours(name, foreign, beta=0.3), ours(name, foreign)
+        (trls_loss, trls_gradient), (trls_without, _) = trls(name, foreign, beta=0.3), trls(name, foreign)
+        assert flat(gradient) == pytest.approx(flat(trls_gradient), rel=1e-12, abs=0.0)
+        assert loss - without == pytest.approx(trls_loss - trls_without, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["NoIS", *TRLS])
+def test_beta_by_hand(name: str) -> None:
+    """Of two rollouts with d = log 2 and, at a share of a half, −log 2: e^d − 1 − d is 1 − log 2 and log 2 − 1/2."""
+    logp = torch.tensor([[-2.0, -3.0], [-1.0, math.nan]], dtype=torch.float64, requires_grad=True)
+    ref = logp.detach() + torch.tensor([[math.log(2)] * 2, [-math.log(2)] * 2])
+    mask, nothing = torch.tensor([[True, True], [True, False]]), torch.zeros(2, dtype=torch.float64)
+    tensors = (logp, logp.detach(), logp.detach(), nothing, mask)
+    share, step = torch.tensor([1.0, 0.5], dtype=torch.float64), StepSize(4, 8, 5)
+    objective = replace(OBJECTIVES[name], beta=0.3)
+    loss, diagnostics = policy_loss(objective, *tensors, share_N=share, ref_logp_NT=ref, step=step)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    each = {"CISPO": [1 / 8] * 3, "DAPO": [1 / 8] * 3, "Dr-GRPO": [1 / 20] * 3}.get(name, [1 / 8, 1 / 8, 1 / 4])
+    kl = [1 - math.log(2), 1 - math.log(2), math.log(2) - 0.5]
+    assert diagnostics.ref_kl.tolist() == pytest.approx(kl)
+    weights = [0.3 * s * e for s, e in zip([1, 1, 0.5], each, strict=True)]
+    assert loss.item() == pytest.approx(sum(w * k for w, k in zip(weights, kl, strict=True)))
+    assert gradient[mask].tolist() == pytest.approx([w * g for w, g in zip(weights, [-1, -1, 0.5], strict=True)])
+
+
 @pytest.mark.parametrize("name", TRLS)
 def test_microbatches_add_up(name: str) -> None:
-    whole_loss, whole = ours(name, foreign=True)
+    whole_loss, whole = ours(name, foreign=True, beta=0.3)
     for parts in ((slice(0, 3), slice(3, 8)), tuple(slice(i, i + 1) for i in range(8))):
-        loss, gradient = ours(name, foreign=True, parts=parts)
+        loss, gradient = ours(name, foreign=True, parts=parts, beta=0.3)
         assert loss == pytest.approx(whole_loss, rel=1e-12)
         assert flat(gradient) == pytest.approx(flat(whole), rel=1e-12)
 

@@ -113,6 +113,19 @@ def test_of_a_large_micro_batch_some_rows_are_measured(
     assert memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 2)[0] == pytest.approx(whole, rel=0.5)
 
 
+@pytest.mark.parametrize(("train", "more"), [("full", 80_000), ("subset", 80_000), ("lora", 0)])
+def test_a_reference_model_counts_where_no_adapter_can_be_taken_off(
+    train: Any, more: int, tiny_model_dir: TinyModelDir
+) -> None:
+    model = tiny_model_dir()
+    recipe, shape = recipe_of(model), shape_of(model)
+    peer = recipe.peers[0].model_copy(update={"train": train, "lora_r": 2, "trainable_parameters": ("mlp",)})
+    objective = recipe.objective.model_copy(update={"beta": 0.1})
+    swarms = (recipe, recipe.model_copy(update={"objective": objective}))
+    without, with_it = (peak_memory(swarm, peer, shape, [9, 5], 0).weights for swarm in swarms)
+    assert with_it == without + more
+
+
 def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model_dir()
     recipe, shape = recipe_of(model), shape_of(model)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,15 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
     def make(
-        resample: str = "off", resample_budget: int = 1, objective: str = "F-TIS", steps: int = 2, **sampling: Any
+        resample: str = "off",
+        resample_budget: int = 1,
+        objective: str = "F-TIS",
+        steps: int = 2,
+        beta: float = 0.0,
+        peer: Mapping[str, Any] = MappingProxyType({}),
+        **sampling: Any,
     ) -> Peer:
-        peer = {"name": "a", "model": str(tiny_model_dir()), "device": "cpu", "learning_rate": 1e-2}
+        peer = {"name": "a", "model": str(tiny_model_dir()), "device": "cpu", "learning_rate": 1e-2, **peer}
         document = {
             "name": "tiny",
             "task": {"name": "clock", "validation_size": 4},
@@ -52,7 +59,7 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
                 "resample": resample,
                 "resample_budget": resample_budget,
             },
-            "objective": {"name": objective},
+            "objective": {"name": objective, "beta": beta},
             "peers": [peer],
         }
         return assemble(parse(document, where="test"), "a", tmp_path).peer
@@ -104,6 +111,36 @@ def test_own_rollouts_keep_their_samplers_log_probabilities(temperature: float, 
     assert start.diagnostics is not None
     assert (start.diagnostics.raw_weight == 1).all()
     assert (start.diagnostics.k1_N == 0).all()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [{}, {"train": "lora", "lora_r": 2}, {"train": "subset", "trainable_parameters": ["mlp"]}],
+    ids=["full", "lora", "subset"],
+)
+def test_beta_pulls_back_to_the_model_at_the_start_on_rollouts_without_advantage_too(
+    train: dict[str, Any], make_peer: MakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make_peer(peer=train).reference is None
+    peer = make_peer(beta=0.5, peer=train | {"learning_rate": 1e-3}, steps=1)
+    batch = batch_of(peer)
+    asked = (batch.prompt_ids, [r.completion_ids for r in batch.rollouts], 1.0)
+    start = peer.policy.logps(*asked)
+    assert whole_round(peer, 0)["kl"] < 1e-9
+    peer.policy.set_learning_rate(3e-3)
+    for _ in range(3):
+        peer.policy.step(*asked, lambda logp, mask, rows: logp.where(mask, 0.0).sum())
+    assert peer.reference is not None
+    for before, now, moved in zip(start, peer.reference(*asked), peer.policy.logps(*asked), strict=True):
+        np.testing.assert_array_equal(before, now)
+        assert np.abs(before - moved).max() > 0.01
+    trained = [parameter.requires_grad for parameter in peer.policy.model.parameters()]
+    assert sum(trained) == len(peer.policy.trainable)
+    peer.policy.optimizer.state.clear()
+    monkeypatch.setattr(peer.member, "advantages", lambda batch: torch.zeros(len(batch)))
+    rounds = [whole_round(peer, round) for round in range(1, 7)]
+    assert rounds[-1]["kl"] < rounds[0]["kl"]
+    assert [metrics["optimizer_steps"] for metrics in rounds] == [1] * 6
 
 
 def test_a_message_of_another_round_than_its_offers_is_not_admitted(make_peer: MakePeer) -> None:

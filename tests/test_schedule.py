@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis.config import PeerConfig, RecipeError, TrainingConfig
+from ftis.engines.optimizers import learning_rate
 from ftis.recipe.parsing import parse
-from ftis.schedule import assigned, draw_items, learning_rate, minibatches
+from ftis.schedule import assigned, draw_items, minibatches
 from recipes import recipe_of, swarm
 
 # --- draw_items ---------------------------------------------------------------------------------------

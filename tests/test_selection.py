@@ -50,6 +50,7 @@ def judged_of(advantage: Sequence[float], k1: Sequence[float] = (), k3: Sequence
         weight=torch.ones(n),
         clipped_low=torch.zeros(n, dtype=torch.bool),
         clipped_high=torch.zeros(n, dtype=torch.bool),
+        ref_kl=torch.zeros(0),
     )
     old = [np.array([-1.0], np.float32)] * n
     return Judged(batch_of(len(advantage)), advantage_N, rows, old, diagnostics if n else None, old[0][:0] if n else

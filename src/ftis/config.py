@@ -239,6 +239,7 @@ class ObjectiveConfig(_Section):
     epsilon: Annotated[float, Field(gt=0, lt=1)] | None = None
     epsilon_high: Annotated[float, Field(gt=0)] | None = None
     clip_joint: bool | None = None
+    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 class PeerConfig(_Section):
@@ -259,7 +260,7 @@ class PeerConfig(_Section):
     """AdamW's moments in float32, or by bitsandbytes in 8 bits; ``paged``: a GPU may move them to main memory."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
-    """As in transformers; see :func:`ftis.schedule.learning_rate`. ``linear`` and ``cosine`` fall to 0 at the end."""
+    """As in transformers; see :func:`ftis.engines.optimizers.learning_rate`."""
     warmup_steps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Optimiser steps in which the rate rises from 0; below 1: that share of all steps."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +31,10 @@ def judge(
     """Compute log π_old of the rollouts with Â ≠ 0, and from it their weights and KLs.
 
     The model never runs on rollouts with Â = 0. They cannot change the gradient of a loss that is proportional to Â.
+    With β > 0 the loss has a term that is not, on all rollouts.
     In a round of one optimiser step (``steps``) π_θ is π_old, so the step can compute log π_old itself.
     """
-    rows = np.flatnonzero(advantage_N.numpy())
+    rows = np.flatnonzero(advantage_N.numpy()) if not objective.beta else np.arange(len(batch))
     if not len(rows):
         return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32))
     old_logp, gap, own_old = old_logps(batch, rows, policy, decoding, steps)
@@ -112,22 +113,28 @@ def learn(
     objective: Objective,
     decoding: Decoding,
     minibatches: Sequence[Rows],
+    reference: Callable[..., list[Floats]] | None = None,
 ) -> tuple[Update, Judged]:
     """Take one optimiser step for each of ``minibatches``, which hold indices into the batch.
 
     A step's size counts all of its rollouts. The model runs only on those that carry gradient. A step without any is
-    skipped. ``judged`` comes back with log π_old of own rollouts, where that was left to the step.
+    skipped. ``judged`` comes back with log π_old of own rollouts, where that was left to the step. ``reference`` is
+    :meth:`Policy.logps` of the reference model, where β > 0.
     """
+    kept, batch = judged.rows[chosen.kept_R], judged.batch
+    if reference is not None:
+        found = reference(batch.prompts(kept), batch.completion_ids(kept), decoding.temperature)
+        judged = replace(judged, ref_logp=dict(zip(kept.tolist(), found, strict=True)))
     losses: list[float] = []
     grad_norms: list[float] = []
     seen: list[tuple[Rows, Diagnostics]] = []
     for minibatch in minibatches:
-        rows = np.intersect1d(judged.rows[chosen.kept_R], minibatch)
+        rows = np.intersect1d(kept, minibatch)
         if not len(rows):
             continue
-        loss = StepLoss(judged, chosen, objective, rows, step_size(judged.batch, minibatch, decoding))
-        prompts = judged.batch.prompts(rows)
-        grad_norms.append(policy.step(prompts, judged.batch.completion_ids(rows), decoding.temperature, loss))
+        loss = StepLoss(judged, chosen, objective, rows, step_size(batch, minibatch, decoding))
+        prompts = batch.prompts(rows)
+        grad_norms.append(policy.step(prompts, batch.completion_ids(rows), decoding.temperature, loss))
         losses.append(loss.value)
         seen += loss.seen
         if judged.own_old == OwnOld.IN_STEP:
@@ -158,6 +165,8 @@ class StepLoss:
                 self.old_logp_N[rows[i]] = logp_nT[i, : len(batch.rollouts[rows[i]])].detach().cpu().numpy()
         known = known_tensors(batch, rows, [self.old_logp_N[r] for r in rows.tolist()])
         known |= {"advantage_N": self.judged.advantage_N[rows], "share_N": self.share_N[rows]}
+        if (ref := self.judged.ref_logp) is not None:
+            known["ref_logp_NT"] = torch.from_numpy(pad([ref[r] for r in rows.tolist()]))
         on_device = {name: tensor.to(logp_nT.device) for name, tensor in known.items()}
         loss, diagnostics = policy_loss(self.objective, logp_nT, **on_device, step=self.step)
         self.value += float(loss.detach())

@@ -111,6 +111,8 @@ def own_metrics(
         "sampling/logp_recomputed": judged.own_old == OwnOld.RECOMPUTED,
         "sampling/logp_in_step": judged.own_old == OwnOld.IN_STEP,
     }
+    if update.diagnostics is not None and len(update.diagnostics.ref_kl):
+        metrics["kl"] = float(update.diagnostics.ref_kl.mean())
     if len(judged.gap):  # sampler and learner must see one policy
         metrics["sampling/checked_logp_difference/mean"] = float(judged.gap.mean())
         metrics["sampling/checked_logp_difference/max"] = float(judged.gap.max())
@@ -151,7 +153,7 @@ def participation(
     """Metrics per peer: rollouts received, admitted, rejected by reason, kept and dropped, and importance weights."""
     batch, collected = judged.batch, heard.collected
     summaries: dict[str, dict[str, float]] = {}
-    kept_R = chosen.kept_R
+    kept_R, signal_R = chosen.kept_R, judged.advantage_R.numpy() != 0
     if judged.diagnostics is not None:
         source_R = torch.from_numpy(batch.source_N[judged.rows])
         summaries = by_source(judged.diagnostics, source_R, batch.sources)
@@ -164,8 +166,8 @@ def participation(
     passed_over = Counter(g.peer for admission in heard.admissions for g in admission.passed_over)
     for name in collected.offered_only:
         passed_over[name] += recipe.prompts_per_peer
-    kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R, strict=True) if kept)
-    judged_of = Counter(judged.source_names())
+    kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R & signal_R, strict=True) if kept)
+    judged_of = Counter(name for name, signal in zip(judged.source_names(), signal_R, strict=True) if signal)
     zero_N = judged.advantage_N.numpy() == 0
     keep_N = torch.tensor(judged.spread(kept_R.tolist(), True))  # selections see only rows that carry gradient
     metrics: dict[str, Any] = {}
@@ -192,7 +194,7 @@ def participation(
             if order.pairs:
                 of_peer["advantage_sign_preserved"] = order.sign / order.pairs
                 of_peer["advantage_rank_preserved"] = order.rank / order.pairs
-        reasons = zip(judged.source_names(), chosen.reason_R, kept_R, strict=True)
+        reasons = zip(judged.source_names(), chosen.reason_R, kept_R | ~signal_R, strict=True)
         for reason, count in Counter(r for source, r, kept in reasons if source == name and not kept).items():
             of_peer[f"dropped/{reason}"] = count
         for rejection_reason, count in Counter(str(r.reason) for r in rejections).items():
@@ -203,9 +205,9 @@ def participation(
         of_peer.update(about_peers.get(name, {}))
         metrics.update({peer_key(name, measure): value for measure, value in of_peer.items()})
     foreign_R = ~batch.own_N[judged.rows]
-    used = int((foreign_R & kept_R).sum())
+    used = int((foreign_R & kept_R & signal_R).sum())
     # A round in which no rollout, own or foreign, carried gradient does not count as one without foreign rollouts.
-    nothing_to_learn = bool((~batch.own_N).any()) and not len(judged.rows)
+    nothing_to_learn = bool((~batch.own_N).any()) and not signal_R.any()
     metrics["foreign_used"], metrics["without_foreign"] = used, used == 0 and not nothing_to_learn
     return metrics
 

@@ -190,6 +190,7 @@ class Objective:
         kl_estimator: "k1" is d, "k3" is exp(−d) − 1 + d, with d = log π_gen − log π_old of a unit.
         kl_reduction: over the units of a sequence.
         epsilon, epsilon_high: the clip's lower and upper width; ``None`` makes them equal.
+        beta: β ≥ 0, of the KL to the reference model; see :func:`policy_loss`.
         clip_joint: whether a token with Â > 0 whose unit has π_θ / π_gen > 1 + ε_high carries no gradient, as in VIS. A
             probability reported too low then lifts nothing.
     """
@@ -208,6 +209,7 @@ class Objective:
     epsilon: float = 0.2
     epsilon_high: float | None = None
     clip_joint: bool = False
+    beta: float = 0.0
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -313,11 +315,16 @@ def sequence_kl(
         [N], nats per sequence ("sum") or per unit ("mean").
     """
     d_NU = log.gen_logp_NU - log.units(log.old_logp_NT)
-    per_unit_NU = d_NU if estimator == "k1" else torch.expm1((-d_NU).clamp(max=MAX_LOG_RATIO)) + d_NU
+    per_unit_NU = d_NU if estimator == "k1" else _k3(-d_NU)
     total_N = per_unit_NU.sum(-1)
     if reduction == "sum":
         return total_N
     return total_N / (log.length_N if log.unit_NT is None else (log.units(log.mask_NT.long()) > 0).sum(-1))
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    """exp(x) − 1 − x, with x clamped from above within the exponential."""
+    return torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) - log_ratio
 
 
 def policy_loss(
@@ -331,6 +338,7 @@ def policy_loss(
     share_N: Tensor | None = None,
     own_N: Tensor | None = None,
     unit_NT: Tensor | None = None,
+    ref_logp_NT: Tensor | None = None,
     step: StepSize | None = None,
 ) -> tuple[Tensor, Diagnostics]:
     """The loss of the module's docstring over N rollouts, with its diagnostics.
@@ -347,6 +355,8 @@ def policy_loss(
         share_N: what selections leave of each rollout, in [0, 1]; default 1.
         own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not use it.
         unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
+        ref_logp_NT: log π_ref [N, T], of the reference model. As in GRPO, s_i β (exp(d) − 1 − d), where
+            d = log π_ref − log π_θ, then adds to each token's loss.
         step: the size of the optimiser step, if these N are only a micro-batch of it; default N, their tokens and the
             longest of them. Micro-batch gradients then add up to the gradient of the whole.
 
@@ -377,7 +387,13 @@ def policy_loss(
     if objective.clip_joint:  # beyond the clip it is a constant, without gradient
         beyond_NT = (used_N1 > 0) & (over_generator(log).detach() > objective.clip_range[1])
         surrogate_NT = torch.where(beyond_NT, surrogate_NT.detach(), surrogate_NT)
-    surrogate_NT = torch.where(mask_NT, surrogate_NT, torch.zeros_like(surrogate_NT))
+    zero_NT = torch.zeros_like(surrogate_NT)
+    ref_kl = zero_NT.flatten()[:0]
+    if ref_logp_NT is not None:
+        ref_kl_NT = _k3(torch.where(mask_NT, ref_logp_NT - log.logp_NT, zero_NT))
+        surrogate_NT = surrogate_NT - objective.beta * (1.0 if share_N is None else share_N.unsqueeze(-1)) * ref_kl_NT
+        ref_kl = ref_kl_NT.detach()[mask_NT]
+    surrogate_NT = torch.where(mask_NT, surrogate_NT, zero_NT)
     if step is None:
         step = StepSize(n, int(length_N.sum()), int(length_N.max()) if n else 0)
     loss = -objective.reduction(surrogate_NT, length_N, step)
@@ -394,6 +410,7 @@ def policy_loss(
             weight=truncated(raw_weight_NT, used_N1, objective)[mask_NT],
             clipped_low=((ratio_NT < low) & (used_N1 < 0))[mask_NT],
             clipped_high=((ratio_NT > high) & (used_N1 > 0))[mask_NT],
+            ref_kl=ref_kl,
         )
     return loss, diagnostics
 
@@ -408,6 +425,7 @@ class Diagnostics:
         raw_weight: [M], π_old/π_gen of the token's unit, whether or not the objective applies it.
         weight: [M], min(raw_weight, C).
         clipped_low, clipped_high: bool [M], ρ < 1−ε with Â < 0; ρ > 1+ε_high with Â > 0.
+        ref_kl: [M], k3 of the KL to the reference; empty without one.
     """
 
     length_N: Tensor
@@ -417,6 +435,7 @@ class Diagnostics:
     weight: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
+    ref_kl: Tensor
 
     @staticmethod
     def concat(parts: Sequence[Diagnostics]) -> Diagnostics:

@@ -17,9 +17,9 @@ from ftis.learning import judge, learn
 from ftis.measures import RoundExchange, RoundRecord, round_record
 from ftis.member import Member, Outgoing
 from ftis.policy import ModelError, Policy, positions_of
-from ftis.rollouts import Batch, Group, ScoredGroup, collate
+from ftis.rollouts import Batch, Floats, Group, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
-from ftis.schedule import learning_rate, minibatches, seed_of
+from ftis.schedule import minibatches, seed_of
 from ftis.seams import ENGINES, look_up
 from ftis.selection import select
 
@@ -48,6 +48,7 @@ class Peer:
 
     Attributes:
         attack: changes what is offered; None for an honest peer.
+        reference: log-probabilities of the model at the start, where β > 0.
         learning: whether optimiser steps were taken since the last round that was recorded.
         agreed: whether sampler, learner and a plain pass gave the first rollouts the same log-probabilities.
     """
@@ -56,6 +57,7 @@ class Peer:
     policy: Policy
     sampler: Sampler
     attack: Attack | None = None
+    reference: Callable[..., list[Floats]] | None = None
     learning: bool = False
     agreed: bool = False
     _begun: dict[int, Begun] = field(default_factory=dict)
@@ -119,10 +121,10 @@ class Peer:
         for selection in member.selections:
             selection.examine(judged)
         chosen = select(judged, member.selections)
-        rate = learning_rate(member.config, self.recipe.training, round)
+        rate = look_up("learning_rate", "engine", ENGINES)(member.config, self.recipe.training, round)
         policy.set_learning_rate(rate)
         self.learning = True
-        update, judged = learn(policy, judged, chosen, member.objective, self.decoding, steps)
+        update, judged = learn(policy, judged, chosen, member.objective, self.decoding, steps, self.reference)
         self.sampler.weights_moved(policy)
         clock.lap("update")
 

@@ -1,4 +1,4 @@
-"""The schedule: the prompts that each peer samples, its optimiser steps, and its learning rate. No torch.
+"""The schedule: the prompts that each peer samples, and its optimiser steps. No torch.
 
 Everything here is a function of the recipe, a peer's name and the round. So all peers agree on it without a message,
 and any round can be computed without earlier ones.
@@ -7,13 +7,11 @@ and any round can be computed without earlier ones.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from ftis.config import PeerConfig, Recipe, RecipeError, TrainingConfig
+from ftis.config import Recipe, RecipeError
 
 
 def seed_of(recipe: Recipe, peer: str, round: int, purpose: str) -> int:
@@ -73,23 +71,3 @@ def minibatches(recipe: Recipe, peer: str, round: int, n_rollouts: int) -> list[
         rng = np.random.default_rng(seed_of(recipe, peer, round, f"steps-{iteration}"))
         steps += np.array_split(rng.permutation(n_rollouts), recipe.training.steps_per_generation)
     return steps
-
-
-DECAYS: Mapping[str, Callable[[float], float]] = {
-    "constant": lambda p: 1.0,
-    "constant_with_warmup": lambda p: 1.0,
-    "linear": lambda p: 1 - p,
-    "cosine": lambda p: (1 + math.cos(math.pi * p)) / 2,
-}
-"""``peers.lr_scheduler_type`` -> the rate by the share p of the steps after the warm-up."""
-
-
-def learning_rate(peer: PeerConfig, training: TrainingConfig, round: int) -> float:
-    """The round's learning rate, transformers' at the round's first optimiser step: with s steps before it, S in all
-    rounds and w of these in the warm-up, ``learning_rate`` times s/w if s < w, else decay((s − w)/(S − w))."""
-    each = training.num_iterations * training.steps_per_generation
-    step, steps, warmup = round * each, training.rounds * each, peer.warmup_steps
-    warmup = int(warmup) if warmup >= 1 else math.ceil(steps * warmup)
-    if step < warmup:
-        return peer.learning_rate * (step / warmup)
-    return peer.learning_rate * DECAYS[peer.lr_scheduler_type]((step - warmup) / (steps - warmup))

@@ -37,6 +37,7 @@ ENGINES: Mapping[str, str] = {
     "texts": "ftis.engines.texts.texts_of",
     "trainable": "ftis.engines.models.with_trainable",
     "optimizer": "ftis.engines.optimizers.adamw",
+    "learning_rate": "ftis.engines.optimizers.learning_rate",
     "forward": "ftis.engines.lines.fit",
     "head": "ftis.engines.head.fit",
     "microbatches": "ftis.engines.microbatches.fit",

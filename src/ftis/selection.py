@@ -42,11 +42,12 @@ class Judged:
 
     Attributes:
         advantage_N: float32 [N].
-        rows: int64 [R], the rollouts with Â ≠ 0. The others carry no gradient, so the model never runs on them.
+        rows: int64 [R], the rollouts with Â ≠ 0, or all where β > 0. The model never runs on others, without gradient.
         old_logp: log π_old of each of ``rows``, float32 [T] each.
         diagnostics: weights and KLs of ``rows``; None where R is 0.
         gap: |log π_θ − log π_gen| of the own tokens that were compared; empty where π_gen was truncated.
         own_old: the source of log π_old of own rollouts.
+        ref_logp: log π_ref of the rows that are learned from, where β > 0.
     """
 
     batch: Batch
@@ -56,6 +57,7 @@ class Judged:
     diagnostics: Diagnostics | None
     gap: Floats
     own_old: OwnOld = OwnOld.SAMPLED
+    ref_logp: Mapping[int, Floats] | None = None
 
     @property
     def advantage_R(self) -> Tensor:

@@ -29,6 +29,7 @@ from ftis.engines.slots import (
     prefill_bytes,
     prompts_prefilled,
 )
+from ftis.objectives import resolve
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
 from ftis.run.evaluate import EVAL_BATCH
@@ -56,7 +57,7 @@ class Memory:
 
     Attributes:
         program: Python, torch and everything else that is loaded beside models; 0 on a GPU.
-        weights: of the model, an adapter included.
+        weights: of the model, an adapter and a frozen reference included.
         moments: AdamW's two.
         gradients: kept while a round is sampled, and within a step from the second micro-batch on.
         update: added by the largest micro-batch while it runs forwards and backwards.
@@ -146,7 +147,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
         program=0 if device.type == "cuda" else program,
-        weights=_weights(shape, peer, ends),
+        weights=_weights(shape, peer, ends) + _reference(shape, swarm, peer),
         moments=shape.trained * MOMENT_BYTES[peer.optim],
         gradients=shape.trained * FLOAT,
         update=kept + head + head_gradient,
@@ -165,6 +166,11 @@ def _weights(shape: Shape, peer: PeerConfig, ends: int) -> int:
     in_four_bits = (frozen - ends) * 9 // 16  # a block of 64 numbers has a float32 scale
     sizes = {"float32": FLOAT * frozen, "bfloat16": 2 * frozen, "nf4": FLOAT * ends + in_four_bits}
     return FLOAT * shape.trained + sizes[peer.frozen_dtype]
+
+
+def _reference(shape: Shape, swarm: Recipe, peer: PeerConfig) -> int:
+    """Bytes of the reference model that β > 0 needs beside a model that is not trained through an adapter."""
+    return FLOAT * shape.parameters if resolve(swarm.objective).beta and peer.train != "lora" else 0
 
 
 def checkpoint_bytes(peer: PeerConfig, parameters: int, trained: int) -> int:

@@ -1,14 +1,15 @@
-"""The optimiser of a policy: AdamW in float32, or with moments in 8 bits by bitsandbytes."""
+"""The optimiser of a policy, AdamW in float32 or with moments in 8 bits by bitsandbytes, and its learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import Parameter
 
-from ftis.config import PeerConfig
+from ftis.config import PeerConfig, TrainingConfig
 from ftis.policy import ModelError
 from ftis.version import extra
 
@@ -66,3 +67,23 @@ def bitsandbytes(config: PeerConfig, key: str) -> Any:
             f"{extra('bitsandbytes')}, or leave {key} out"
         ) from None
     return library
+
+
+DECAYS: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda p: 1.0,
+    "constant_with_warmup": lambda p: 1.0,
+    "linear": lambda p: 1 - p,
+    "cosine": lambda p: (1 + math.cos(math.pi * p)) / 2,
+}
+"""``peers.lr_scheduler_type`` -> the rate by the share p of the steps after the warm-up."""
+
+
+def learning_rate(peer: PeerConfig, training: TrainingConfig, round: int) -> float:
+    """The round's learning rate, transformers' at the round's first optimiser step: with s steps before it, S in all
+    rounds and w of these in the warm-up, ``learning_rate`` times s/w if s < w, else decay((s − w)/(S − w))."""
+    each = training.num_iterations * training.steps_per_generation
+    step, steps, warmup = round * each, training.rounds * each, peer.warmup_steps
+    warmup = int(warmup) if warmup >= 1 else math.ceil(steps * warmup)
+    if step < warmup:
+        return peer.learning_rate * (step / warmup)
+    return peer.learning_rate * DECAYS[peer.lr_scheduler_type]((step - warmup) / (steps - warmup))

@@ -12,6 +12,7 @@ import torch
 
 from ftis.admission import Score
 from ftis.config import PeerConfig, Recipe, SamplingConfig
+from ftis.engines.reference import reference_of
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.member import Cursor
 from ftis.models import starters
@@ -109,7 +110,8 @@ def assemble(
     longest = longest_row(problems, member.render, sampling)
     sampler = open_sampler(sampling.sampler, policy, sampling.options, longest)
     attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
-    peer = Peer(member, policy, sampler, attack)
+    reference = reference_of(policy, config, model) if objective.beta else None
+    peer = Peer(member, policy, sampler, attack, reference)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     return Trainer(peer, EvalSplit.of(task, ood, scores), records)
 
