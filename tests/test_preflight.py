@@ -21,9 +21,9 @@ from rich.console import Console
 
 from ftis.check import preflight as preflight_module
 from ftis.check.advice import advice, easy_formats
-from ftis.check.plan import rate_advice, without_effect
+from ftis.check.plan import about_reward, rate_advice, without_effect
 from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
-from ftis.config import PeerConfig, PromptConfig, Recipe, RewardConfig
+from ftis.config import PeerConfig, Recipe, RewardConfig
 from ftis.policy import Policy
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
@@ -39,7 +39,7 @@ from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.run import prepare
 from ftis.run.assembly import assemble
 from ftis.schedule import assigned
-from ftis.tasks.problems import make_task
+from ftis.tasks.problems import load_task, make_task
 from ftis.view import tables
 from ftis.view.tables import LONG, print_soundings, shortened
 from recipes import write_recipe
@@ -78,6 +78,12 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
     return Sounding(**values | changes)
 
 
+def plain_recipe(**sections: Any) -> Recipe:
+    """A recipe whose task has an option for its difficulty."""
+    task = {"name": "clock", "options": {"operators": 2}}
+    return parse({"name": "m", "task": task, "peers": [{"name": "a", "model": "starter:small"}], **sections})
+
+
 NONE = [[0.0] * 4] * 4
 SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
 FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
@@ -95,7 +101,7 @@ def test_advice() -> None:
         (
             sounding(NONE, formats=16),
             TAGS,
-            ["0 of 16 completions earn a reward: give easier problems (by"],
+            ["0 of 16 completions earn a reward: give easier problems (task"],
         ),
         (sounding(NONE), TAGS, ["or raise sampling.num_generations, as below"]),
         (sounding(NONE, formats=16, answers=0), TAGS, ["0 of 16 answers are right: give easier problems"]),
@@ -128,41 +134,88 @@ def test_advice() -> None:
         (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
     ]
     for looked, reward, said in cases:
-        found = advice(looked, reward, (), PromptConfig())
+        training = {"resample": "fill" if looked.reserve else "off"}
+        found = advice(looked, plain_recipe(reward=reward.model_dump(), training=training))
         assert len(found) == len(said)
-        assert all(part in line for part, line in zip(said, found, strict=True))
+        assert all(part in line for part, line in zip(said, found, strict=True)), (said, found)
 
 
 def test_what_does_not_end_although_it_could() -> None:
-    (said,) = advice(sounding(SOME, unfinished=9), TAGS, ("\n",), PromptConfig())
+    (said,) = advice(sounding(SOME, unfinished=9), plain_recipe(sampling={"stop": ["\n"]}))
     assert "9 of 16 completions do not end: show in prompt.examples how they end" in said
     assert "sampling.stop" not in said
+
+
+def lengths(prompts: Any, completions: list[str], completion_ids: Any, **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def refused(prompts: Any, completions: Any, completion_ids: Any, answer: list[str], **columns: Any) -> list[float]:
+    return [float(right not in text) for text, right in zip(completions, answer, strict=True)]
+
+
+def paid(prompts: Any, completions: Any, completion_ids: Any, answer: list[str], **columns: Any) -> list[float]:
+    return [float(right in text) for text, right in zip(completions, answer, strict=True)]
+
+
+def raises(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    raise ValueError("no such judge")
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("jsonl", [False, True])
+@pytest.mark.parametrize("horizontal", [False, True])
+def test_what_is_advised_is_what_training_takes(own: bool, jsonl: bool, horizontal: bool, tmp_path: Path) -> None:
+    """Keys named in any advice can be set in this recipe, and change something."""
+    for split in ("train", "validation"):
+        rows = [json.dumps({"question": f"{split} {n}", "answer": f"{n}"}) for n in range(9)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    task = {"name": "jsonl", "path": str(tmp_path)} if jsonl else {"name": "clock"}
+    reward = {"function": "test_preflight.lengths"} if own else {}
+    recipe = plain_recipe(task=task, reward=reward, training={"mode": "horizontal" if horizontal else "vertical"})
+    outcomes = [sounding(NONE, formats=None if own else formats, answers=None if own else 0) for formats in (0, 16)]
+    outcomes += [sounding([[1.0] * 4, [0.0] * 4]), sounding(SOME, unfinished=16)]
+    said = " ".join(line for one in outcomes for line in [*advice(one, recipe), *easy_formats([one], recipe)])
+    assert ("task.options" in said) == (not jsonl)
+    assert ("reward.extract" in said or "[reward]" in said) == (not own)
+    assert ("training.resample" in said) == (not horizontal)
+    assert "sampling.num_generations" in said
+
+
+def test_a_reward_that_cannot_teach_is_told_before_the_run() -> None:
+    said = {"refused": "sign", "same": "constant", "raises": "no such judge", "paid": "", "lengths": ""}
+    for name, word in said.items():
+        recipe = plain_recipe(reward={"function": f"test_preflight.{name}"})
+        found = about_reward(recipe, load_task(recipe.task))
+        assert (len(found), word in " ".join(found)) == (bool(word), True), (name, found)
+    assert about_reward(plain_recipe(), load_task(plain_recipe().task)) == []
 
 
 def test_advice_leaves_out_what_the_recipe_has() -> None:
     cases: list[Any] = [
         (
             {},
-            "give easier problems (by task.options, or in the data), show worked ones in prompt.examples, in plain "
+            "give easier problems (task.options.operators = 1), show worked ones in prompt.examples, in plain "
             'text (prompt.chat_template = "never", prompt.system_prompt = ""), as below',
         ),
         (
             {"examples": [{"question": "1 + 1", "completion": "2"}]},
-            "give easier problems (by task.options, or in the data), show the worked ones in plain text "
+            "give easier problems (task.options.operators = 1), show the worked ones in plain text "
             '(prompt.chat_template = "never", prompt.system_prompt = ""), as below',
         ),
         (
             {"chat_template": "never"},
-            "give easier problems (by task.options, or in the data), show worked ones in prompt.examples, as below",
+            "give easier problems (task.options.operators = 1), show worked ones in prompt.examples, as below",
         ),
         (
             {"chat_template": "never", "examples": [{"question": "1 + 1", "completion": "2"}]},
-            "give easier problems (by task.options, or in the data)",
+            "give easier problems (task.options.operators = 1)",
         ),
     ]
     for prompt, said in cases:
         looked = sounding(FORMATS, formats=16, answers=0)
-        assert advice(looked, WEIGHED, (), PromptConfig(**prompt)) == [f"0 of 16 answers are right: {said}"]
+        found = advice(looked, plain_recipe(reward=WEIGHED.model_dump(), prompt=prompt))
+        assert found == [f"0 of 16 answers are right: {said}"]
 
 
 def test_a_rate_that_does_not_fit_a_model_is_told() -> None:
@@ -174,7 +227,11 @@ def test_a_rate_that_does_not_fit_a_model_is_told() -> None:
         (small, {"learning_rate": 1.1e-4}, "break"),
         (large, {}, ""),
         (large, {"learning_rate": 1e-2}, "break"),
-        (starter, {"learning_rate": 1e-2}, ""),
+        (starter, {"learning_rate": 1e-2}, "break"),
+        (starter, {"learning_rate": 1.2e-3}, ""),
+        (starter, {}, "want more"),
+        (starter, lora | {"learning_rate": 3e-3}, ""),
+        (starter, lora | {"learning_rate": 1e-1}, "LoRA wants"),
         (small, {"train": "subset", "trainable_parameters": ["norm"]}, ""),
         (large, lora, "LoRA wants about 1e-4"),
         (large, lora | {"learning_rate": 9e-6}, "LoRA wants about 1e-4"),
@@ -333,7 +390,7 @@ def test_the_lines_advised_make_a_recipe_that_can_earn(tiny_model_dir: TinyModel
         task = make_task("t", [(f'What {i}, "then"?', answer, {}) for i, answer in enumerate(answers)], [], kind)
         before = parse(document(tiny_model_dir()), where="test")
         looked = sounding(NONE, formats=0, compared=kind, example=example_to_show(task, before))
-        parts = easy_formats([looked], before.prompt, before.reward)
+        parts = easy_formats([looked], before)
         assert len(parts) == (2 if extract == "last_number" else 1)
         for lines in (part.partition("\n")[2] for part in parts):
             recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)), where="test")
@@ -417,7 +474,7 @@ def document(model: Path, **sections: Any) -> dict[str, Any]:
         "sampling": {"num_generations": 4, "max_completion_length": 8},
         "training": {"rounds": 5, "prompts_per_round": 8},
         "peers": [
-            {"name": "a", "model": str(model), "learning_rate": 0.5},
+            {"name": "a", "model": str(model), "learning_rate": 1e-3},
             {"name": "b", "model": str(model), "train": "lora", "lora_r": 2},
         ],
         **sections,
@@ -639,7 +696,7 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
 """,
         encoding="utf-8",
     )
-    assert ftis("preflight", str(tmp_path / "recipe.toml"), "--groups", "2") == 0
+    assert ftis("preflight", str(tmp_path / "recipe.toml"), "--groups", "2") == 3
     said = capsys.readouterr().out
     assert "arm F-TIS: one after the other each peer loads its model, samples 2 groups and learns from some;" in said
     for peer in "ab":

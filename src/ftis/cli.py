@@ -175,7 +175,11 @@ def preflight(
     tables.print_soundings(soundings, chosen[0].recipe, console)
     for line in [*totals(chosen), *exchanges(checked.arms)]:
         console.print(line)
-    if soundings and all(one.signal for one in soundings):
+    teaching = {one.peer for one in soundings if one.signal}
+    if any(teaching.isdisjoint(peer.name for peer in swarm.peers) for swarm in chosen[0].swarms):
+        errors.print("error: as it is, nothing would be learned")
+        raise typer.Exit(3)
+    if len(teaching) == len(soundings):
         options = [*(["--arm", arm] if arm else []), *(part for given in set_ or [] for part in ("--set", given))]
         console.print(f"next: {shlex.join(['ftis', 'train', str(recipe), *options])}")
 
@@ -307,7 +311,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     Ctrl-C ends the program.
     """
     from ftis.check.estimate import fitting_jobs
-    from ftis.check.plan import of_jobs, problems, rates
+    from ftis.check.plan import about_reward, of_jobs, problems, rates
     from ftis.engines.machine import cores
     from ftis.recipe.arms import arms_of, experiment_directory
     from ftis.run import experiments
@@ -323,7 +327,8 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     display = Display(console)
     with display.live():
         checked = check(arms)
-        display(Planned((*problems(checked.tasks), *checked.remarks, *rates(arms))))
+        rewards = about_reward(arms[0].recipe, checked.tasks[0])
+        display(Planned((*problems(checked.tasks), *checked.remarks, *rewards, *rates(arms))))
         finished = experiments.run_experiment(recipe, wanted, at_a_time, display, checked=checked)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
+from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
 
-from ftis.config import PromptConfig, RewardConfig
+from ftis.config import ArmConfig, FtisError, Recipe
 from ftis.prompts import AnswerKind
+from ftis.recipe.parsing import with_arm
+from ftis.rewards.scoring import load_scorer
+from ftis.seams import TASKS
+from ftis.tasks.problems import load_task
 
 ENOUGH = 0.25
 """The share of groups with signal from which on advice is silent about it."""
@@ -54,6 +60,7 @@ IN_A_BOX = """\
   stop = [$stop]
 """
 """The same for answers that are not numbers. The prompt begins the answer, so that the model writes the format."""
+AN_EXAMPLE = [{"question": "3 + 4 =", "completion": "7"}]
 EXTRACT, AS_NUMBERS = '  extract = "last_number"\n', '  answer = "number"\n'
 """A line of both, and the line behind it if a task by itself compares answers as text or as mathematics."""
 
@@ -118,27 +125,51 @@ def verdict(outcome: Outcome) -> str:
     return f"{outcome.signal:.0%} of {n} groups carry signal ({of_all}), so {learns} to learn from"
 
 
-def advice(outcome: Outcome, reward: RewardConfig, stop: tuple[str, ...], prompt: PromptConfig) -> list[str]:
-    """Changes that let a peer learn; empty if it would. Settings that the recipe has already are left out.
+def takes(recipe: Recipe, settings: Mapping[str, Any]) -> bool:
+    """Whether training would take the recipe with these settings too, and each would have an effect."""
+    try:
+        changed = with_arm(recipe, ArmConfig(name="tried", set=dict(settings)))
+        if changed.task != recipe.task:
+            load_task(changed.task)
+        kind: AnswerKind = "exact"
+        before, after = (load_scorer(one.reward, one.prompt, kind) for one in (recipe, changed))
+    except FtisError:
+        return False
+    idle = changed.reward != recipe.reward and before.settings == after.settings
+    return changed != recipe and not idle
+
+
+Way = tuple[str, Mapping[str, Any]]
+"""A change in words, and its settings as an example."""
+
+
+def _ways(recipe: Recipe, ways: Sequence[Way]) -> str:
+    """The changes in words whose settings the recipe takes, as a part of a sentence."""
+    return ", or ".join(words for words, settings in ways if takes(recipe, settings))
+
+
+def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
+    """Changes that let a peer learn; empty if it would. Only such that training takes with this recipe.
 
     Args:
-        stop: the recipe's ``sampling.stop``.
+        recipe: of the peer's swarm.
     """
-    n = outcome.completions
-    said = _about_rewards(outcome, reward, prompt)
+    n, sampling = outcome.completions, recipe.sampling
+    said = _about_rewards(outcome, recipe)
     if outcome.unfinished > n / 2:
-        end = (
-            "show in prompt.examples how they end"
-            if stop
-            else "end them by sampling.stop, as in stop = ['\\n'] where an answer is a line"
-        )
-        said.append(
-            f"{outcome.unfinished} of {n} completions do not end: {end}, or raise sampling.max_completion_length"
-        )
+        end: Way = ("show in prompt.examples how they end", {"prompt.examples": AN_EXAMPLE})
+        if not sampling.stop:
+            end = (
+                "end them by sampling.stop, as in stop = ['\\n'] where an answer is a line",
+                {"sampling.stop": ["\n"]},
+            )
+        longer = {"sampling.max_completion_length": 2 * sampling.max_completion_length}
+        ways = _ways(recipe, [end, ("raise sampling.max_completion_length", longer)])
+        said.append(f"{outcome.unfinished} of {n} completions do not end: {ways}")
     return said
 
 
-def easy_formats(outcomes: Sequence[Outcome], prompt: PromptConfig, reward: RewardConfig) -> list[str]:
+def easy_formats(outcomes: Sequence[Outcome], recipe: Recipe) -> list[str]:
     """The parts of recipes that advice refers to, with a line before each, without those that the recipe has.
 
     Examples are for any model; the other part is for one with a chat template, which it keeps.
@@ -147,15 +178,17 @@ def easy_formats(outcomes: Sequence[Outcome], prompt: PromptConfig, reward: Rewa
         outcomes: of the peers that were referred to them.
     """
     example = next((one.example for one in outcomes if one.example), None)
-    asks_plainly = _asks_plainly(prompt, reward, example)
+    asks_plainly = _asks_plainly(recipe, example)
     parts = []
-    if outcomes and not (asks_plainly and _shows(prompt)):
+    if not takes(recipe, {"reward.extract": "boxed" if recipe.reward.extract == "last_number" else "last_number"}):
+        return []  # a reward of the recipe's own reads answers in its own way
+    if outcomes and not (asks_plainly and _shows(recipe)):
         what = "shown how in plain text, and stopped where the next problem would begin"
         lines = _in_a_box(*example) if example else WITH_EXAMPLES
         parts.append(f"{what} (each line goes into the recipe's own section of that name):\n{lines}")
     if any(one.instruct for one in outcomes) and not asks_plainly and not example:
         parts.append(f"or, where that is too little, a chat model asked for a number alone:\n{WITHOUT_TAGS}")
-    if reward.answer == "auto" and any(one.compared in ("exact", "math") for one in outcomes):
+    if recipe.reward.answer == "auto" and any(one.compared in ("exact", "math") for one in outcomes):
         parts = [part.replace(EXTRACT, EXTRACT + AS_NUMBERS) for part in parts]
     return parts
 
@@ -166,58 +199,88 @@ def _in_a_box(question: str, answer: str) -> str:
     return Template(IN_A_BOX).substitute({key: json.dumps(text, ensure_ascii=False) for key, text in texts.items()})
 
 
-def _asks_plainly(prompt: PromptConfig, reward: RewardConfig, example: tuple[str, str] | None) -> bool:
-    return not prompt.system_prompt and reward.extract == ("boxed" if example else "last_number")
+def _asks_plainly(recipe: Recipe, example: tuple[str, str] | None) -> bool:
+    return not recipe.prompt.system_prompt and recipe.reward.extract == ("boxed" if example else "last_number")
 
 
-def _shows(prompt: PromptConfig) -> bool:
-    return bool(prompt.examples) and prompt.chat_template == "never"
+def _shows(recipe: Recipe) -> bool:
+    return bool(recipe.prompt.examples) and recipe.prompt.chat_template == "never"
 
 
-def _easier(prompt: PromptConfig) -> tuple[str, str]:
-    """The way to more right answers, and where it is shown."""
-    easier, plain = "give easier problems (by task.options, or in the data)", prompt.chat_template == "never"
-    if prompt.examples and plain:
-        return easier, ""
+def _easier(recipe: Recipe) -> tuple[str, str]:
+    """The ways to more right answers, and where they are shown."""
+    prompt = recipe.prompt
+    ways = [f"give easier problems ({', '.join(easier_tasks(recipe)) or 'in the data'})"]
+    if prompt.examples and prompt.chat_template == "never":
+        return ways[0], ""
     shown = "show the worked ones" if prompt.examples else "show worked ones in prompt.examples"
-    if not plain:
+    if prompt.chat_template != "never":
         comma = "" if prompt.examples else ","
         shown += f'{comma} in plain text (prompt.chat_template = "never", prompt.system_prompt = "")'
-    return f"{easier}, {shown}", f", {BELOW}"
+    return f"{ways[0]}, {shown}", f", {BELOW}"
 
 
-def _about_rewards(outcome: Outcome, reward: RewardConfig, prompt: PromptConfig) -> list[str]:
+def easier_tasks(recipe: Recipe) -> dict[str, Any]:
+    """Settings of ``task.options`` that training takes and that make problems smaller: each as a text and its value.
+
+    A whole number is halved, and of a list the first is left. Options that the recipe leaves out are tried at the value
+    that the task's module names in ``OPTIONS``.
+    """
+    family = recipe.task.name.partition(":")[0]
+    module = sys.modules.get(TASKS.get(family, family).rpartition(".")[0])
+    found: dict[str, Any] = {}
+    for key, value in {**getattr(module, "OPTIONS", {}), **recipe.task.options}.items():
+        smaller: Any = None
+        if type(value) is int and value > 1:
+            smaller = value // 2
+        elif isinstance(value, list) and len(value) > 1:
+            smaller = value[:1]
+        if smaller is not None and takes(recipe, {f"task.options.{key}": smaller}):
+            found[f"task.options.{key} = {smaller}"] = {**recipe.task.options, key: smaller}
+    return found
+
+
+def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
     """Changes if few groups carry signal, or if it is that of the format alone."""
-    n, formats, answers = outcome.completions, outcome.formats, outcome.answers
-    easier, below = _easier(prompt)
+    n, formats, answers, reward = outcome.completions, outcome.formats, outcome.answers, recipe.reward
+    easier, below = _easier(recipe)
+    more: Way = ("raise sampling.num_generations", {"sampling.num_generations": 2 * recipe.sampling.num_generations})
     low, weight = outcome.signal < ENOUGH, reward.format_weight
     if not low:
         of_format = answers == 0 and weight is not None and weight < 1 and not reward.partial_credit
         learned = "so what would be learned is the format alone"
         return [f"0 of {n} answers are right, {learned}: {easier}{below}"] if of_format else []
     if formats is not None and formats < n / 10:
-        other = "say in prompt.system_prompt what it is"
+        other: Way = ("say in prompt.system_prompt what it is", {"prompt.system_prompt": "Answer with a number."})
         if reward.extract == "tags":
             ways = '"boxed"' if outcome.example else '"last_number" or "boxed"'
-            other = (
-                f"read the answer another way (reward.extract = {ways}) and ask for tags no more "
-                f'(prompt.system_prompt = "")'
-            )
-        shown = "" if _asks_plainly(prompt, reward, outcome.example) and _shows(prompt) else f", {BELOW}"
-        return [
-            f"the format is right in {formats} of {n} completions: show it in prompt.examples, begin it in "
-            f"prompt.prefill, or {other}{shown}"
-        ]
+            how = f"read the answer another way (reward.extract = {ways}) and ask for tags no more"
+            other = (f'{how} (prompt.system_prompt = "")', {"reward.extract": "boxed"})
+        ways = _ways(
+            recipe,
+            [
+                ("show it in prompt.examples", {"prompt.examples": AN_EXAMPLE}),
+                ("begin it in prompt.prefill", {"prompt.prefill": f"{recipe.prompt.prefill} "}),
+                other,
+            ],
+        )
+        shown = "" if _asks_plainly(recipe, outcome.example) and _shows(recipe) else f", {BELOW}"
+        return [f"the format is right in {formats} of {n} completions: {ways}{shown}"]
     if outcome.reward > 0.9 and (answers is None or answers > 0.9 * n):
         return ["nearly all completions earn the reward already: give harder problems"]
     if answers is not None and answers < n / 10:
-        more = ", or raise sampling.num_generations" if answers else ""
-        return [f"{answers} of {n} answers are right: {easier}{more}{below}"]
+        raised = f", or {ways}" if answers and (ways := _ways(recipe, [more])) else ""
+        return [f"{answers} of {n} answers are right: {easier}{raised}{below}"]
     if outcome.reward < 0.1:
         earned = sum(reward > 0 for group in outcome.rewards for reward in group)
-        return [f"{earned} of {n} completions earn a reward: {easier}, or raise sampling.num_generations{below}"]
-    filled = "raise training.resample_budget" if outcome.reserve else 'set training.resample = "fill"'
+        raised = f", or {ways}" if (ways := _ways(recipe, [more])) else ""
+        return [f"{earned} of {n} completions earn a reward: {easier}{raised}{below}"]
+    budget = recipe.training.resample_budget
+    filled: Way = ("raise training.resample_budget", {"training.resample_budget": budget + 1})
+    if not outcome.reserve:
+        filled = ('set training.resample = "fill"', {"training.resample": "fill"})
+    ways = _ways(recipe, [more, filled]) or "give other problems"
     return [
         f"about {outcome.with_signal:.0f} of a round's {outcome.groups_a_round} groups carry signal, in the others "
-        f"all rewards are equal: raise sampling.num_generations, or {filled}"
+        f"all rewards are equal: {ways}"
     ]

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
 from ftis.admission import Collected
-from ftis.check.advice import BELOW, Outcome, advice, easy_formats
+from ftis.check.advice import BELOW, Outcome, advice, easier_tasks, easy_formats
 from ftis.check.memory import checkpoint_bytes
-from ftis.config import Recipe, RewardConfig
+from ftis.check.plan import about_reward
+from ftis.config import ArmConfig, Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores
 from ftis.measures import RoundExchange, has_ended
@@ -28,6 +30,7 @@ from ftis.objectives import Objective
 from ftis.peer import Peer, Stopwatch
 from ftis.prompts import Task
 from ftis.recipe.arms import rollouts_per_round, threads_of, tries
+from ftis.recipe.parsing import with_arm
 from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
 from ftis.records.files import write_json
 from ftis.rewards.answers import require_rewardable
@@ -47,6 +50,8 @@ through both times. If a group takes longer, the others are sampled and the firs
 part."""
 LEARNING = 4
 """The weight of learning from a group, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
+HARD = 0.1
+"""The mean reward below which easier problems are tried, where the task has an option for them."""
 AGAIN = 4
 """The factor by which more groups are sampled if none of the first has signal and sampling is quick."""
 
@@ -65,6 +70,8 @@ class Sounding(Outcome):
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
         samples: (question, completion, reward).
         mean_length: of the completions, in tokens.
+        easier: easier problems that were tried since hardly an answer was right: the setting, the mean reward of the
+            completions, and their number.
         idle_filter: g, in nats, if the filter drops nothing, since completions of that length hardly reach it.
     """
 
@@ -79,6 +86,7 @@ class Sounding(Outcome):
     samples: tuple[tuple[str, str, float], ...]
     mean_length: float
     idle_filter: float | None
+    easier: tuple[tuple[str, float, int], ...] = ()
 
     @property
     def seconds_per_round(self) -> float:
@@ -94,8 +102,8 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None)
         FtisError: a peer's process failed.
     """
     (chosen,) = checked.arms
-    if checked.remarks:
-        say(Planned(tuple(checked.remarks)))
+    if lines := (*checked.remarks, *about_reward(chosen.recipe, checked.tasks[0])):
+        say(Planned(lines))
     stop = stop or threading.Event()
     threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:
@@ -115,6 +123,7 @@ def _read(file: Path) -> Sounding:
     values = json.loads(file.read_text(encoding="utf-8"))
     values["rewards"] = tuple(map(tuple, values["rewards"]))
     values["samples"] = tuple(map(tuple, values["samples"]))
+    values["easier"] = tuple(map(tuple, values["easier"]))
     values["example"] = values["example"] and tuple(values["example"])
     return Sounding(**values)
 
@@ -139,7 +148,17 @@ def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard
         Stopped: ``stop`` was set.
     """
     with closing(assemble(swarm, name, place)) as trainer:
-        return _sounded(swarm, trainer.peer, groups, say, stop)
+        found = _sounded(swarm, trainer.peer, groups, say, stop)
+    quick = found.seconds_to_sample / rollouts_per_round(swarm)[0] * swarm.sampling.num_generations < QUICK
+    if found.reward >= HARD or not quick:
+        return found
+    tried = []
+    for text, options in easier_tasks(swarm).items():
+        changed = with_arm(swarm, ArmConfig(name="easier", set={"task.options": options}))
+        with closing(assemble(changed, name, place)) as trainer:
+            rewards = [one for group in sample(trainer.peer, range(groups)).scored for one in group.rewards]
+            tried.append((text, fmean(rewards), len(rewards)))
+    return replace(found, easier=tuple(tried))
 
 
 def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None) -> Sounding:
@@ -306,9 +325,9 @@ def _first_group(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, st
     found = outcome_of(peer, swarm, tried, example)
     told = []
     if not found.signal and found.reward < 1:  # all right in one group is no sign yet
-        told = advice(found, swarm.reward, swarm.sampling.stop, swarm.prompt)
+        told = advice(found, swarm)
         if any(line.endswith(BELOW) for line in told):
-            told += easy_formats([found], swarm.prompt, swarm.reward)
+            told += easy_formats([found], swarm)
     return FirstGroup(
         completions=found.completions,
         reward=found.reward,

@@ -266,7 +266,7 @@ def standing(
         best=max((mean for _, mean in means), default=None),
         together=together,
         sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
-        trouble=_fall(rows) or _nothing_learned(rows) or _unlearned(evaluations),
+        trouble=_fall(rows) or _nothing_learned(rows) or _unlearned(evaluations, rows),
         solved=solved,
         without_foreign=without_foreign,
         alone=[source_of(other, lonely) for other in others if lonely],
@@ -284,20 +284,23 @@ def _fall(rows: Sequence[RoundRow]) -> Trouble | None:
     for least, high, fraction in FALLS[::-1]:
         last = next((i for i in reversed(range(len(rewards))) if rewards[i] > fraction * best), -1) + 1
         if best >= high and 0 < last <= len(rewards) - least:
-            rates = [row.measures.get("learning_rate", 0.0) for row in rows if row.step <= steps[last]]
-            now = fmean(rewards[last:])
-            return Trouble("fallen", steps[-1] - steps[last] + 1, steps[last], now, best, max(rates))
+            rate = _highest_rate([row for row in rows if row.step <= steps[last]])
+            return Trouble("fallen", steps[-1] - steps[last] + 1, steps[last], fmean(rewards[last:]), best, rate)
     return None
 
 
-def _unlearned(evaluations: Sequence[EvaluationRow]) -> Trouble | None:
+def _highest_rate(rows: Sequence[RoundRow]) -> float:
+    return max((row.measures.get("learning_rate", 0.0) for row in rows), default=0.0)
+
+
+def _unlearned(evaluations: Sequence[EvaluationRow], rows: Sequence[RoundRow]) -> Trouble | None:
     """The fall of the last accuracy below half of the first, if that is more than three standard errors."""
     first, last = (evaluations[0], evaluations[-1]) if evaluations else (None, None)
     if first is None or last is None or first.step or not last.step or first.accuracy < FALLS[-1][1]:
         return None
     error = math.sqrt(first.accuracy * max(0.0, 1 - first.accuracy) / first.problems)
     fell = last.accuracy <= FALLS[-1][2] * first.accuracy and first.accuracy - last.accuracy > 3 * error
-    return Trouble("unlearned", 1, last.step, last.accuracy, first.accuracy) if fell else None
+    return Trouble("unlearned", 1, last.step, last.accuracy, first.accuracy, _highest_rate(rows)) if fell else None
 
 
 def _nothing_learned(rows: Sequence[RoundRow]) -> Trouble | None:

@@ -19,6 +19,9 @@ _ENUMERATED = 2
 """Problems of up to this many operators are listed; those of more are drawn."""
 
 
+OPTIONS = {"operators": 2}
+
+
 def clock_problem(rng: np.random.Generator, operators: int) -> str:
     """A random question like ``3+8*7``: a digit, then ``operators`` times a sign and a digit from 1 to 9."""
     steps = rng.integers(len(_STEPS), size=operators)
@@ -55,10 +58,10 @@ def clock_held_out(question: str) -> bool:
 def load(config: TaskConfig) -> Task:
     """Clock problems of ``task.options.operators`` operators, 2 by default."""
     refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
-    unknown = set(config.options) - {"operators"}
+    unknown = set(config.options) - OPTIONS.keys()
     if unknown:
         raise TaskError(f"task.options.{sorted(unknown)[0]}: clock has one option, 'operators'")
-    operators = config.options.get("operators", 2)
+    operators = {**OPTIONS, **config.options}["operators"]
     if type(operators) is not int or not 1 <= operators <= 32:
         raise TaskError(f"task.options.operators = {operators!r}: use a whole number from 1 to 32")
     if operators <= _ENUMERATED:

@@ -26,6 +26,7 @@ from ftis.run.processes import runs_in_parallel
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, by_budget, headlines
 from ftis.view.sections import Cell, RowGroup, Table, on_terminal
+from ftis.view.sentences import share
 
 WIDTH = 100
 
@@ -153,18 +154,21 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     advised: list[Sounding] = []
     peers_of: dict[str, list[str]] = {}
     for one in soundings:
-        changes = advice(one, recipe.reward, recipe.sampling.stop, recipe.prompt)
+        changes = advice(one, recipe)
         advised += [one] if any(line.endswith(BELOW) for line in changes) else []
         if one.idle_filter is not None:
             changes.append(
                 f"completions of {one.mean_length:.0f} tokens hardly come to {one.idle_filter:g} nats of KL, so the "
                 f'filter drops nothing; with short ones objective.kl_estimator = "k3" and kl_threshold = 0.5 do filter'
             )
+        if one.easier:
+            tried = ", ".join(f"with {text} {share(reward)} of {n}" for text, reward, n in one.easier)
+            changes.append(f"easier problems: {tried}, and {share(one.reward)} of {one.completions} as they are")
         for line in [verdict(one), *changes, *rate_advice(recipe.peer(one.peer), one.parameters)]:
             peers_of.setdefault(line, []).append(one.peer)
     for line, peers in peers_of.items():
         say(f"{', '.join(peers)}: {line}")
-    for part in easy_formats(advised, recipe.prompt, recipe.reward):
+    for part in easy_formats(advised, recipe):
         console.print(part, end="", highlight=False, markup=False)
 
 
