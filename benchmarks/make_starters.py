@@ -43,7 +43,7 @@ from ftis.models.starters import DIGITS
 from ftis.policy import Policy
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
-from ftis.run.evaluate import evaluate
+from ftis.run.evaluate import Exam
 from ftis.sampling import Decoding
 from ftis.tasks.clock import clock_held_out, clock_solution
 from ftis.tasks.problems import load_task
@@ -284,7 +284,8 @@ def start(directory: Path) -> dict[str, float]:
     task = load_task(TASK)
     score = load_scorer(RewardConfig(), PROMPT, task.answer_kind)
     prompts = [render_prompt(problem, PROMPT, policy.tokenizer) for problem in task.validation]
-    greedy = evaluate(policy, InPlace(builtin_sampler), task.validation, prompts, score, Decoding(LENGTH)).accuracy
+    exam = Exam(policy, InPlace(builtin_sampler), task.validation, prompts, score, Decoding(LENGTH))
+    greedy = exam.greedy().accuracy
     groups = builtin_sampler(policy, prompts, DRAWS, Decoding(LENGTH), 0)
     rewards: list[float] = []
     for problem, group in zip(task.validation, groups, strict=True):

@@ -37,7 +37,7 @@ from ftis.prompts import Task
 from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
-from ftis.run.evaluate import evaluate, sample
+from ftis.run.evaluate import Exam
 from ftis.sampling import Decoding
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
@@ -402,8 +402,8 @@ def print_headroom(dataset: str, scale: Scale, out: Path, console: Console) -> N
     for peer in recipe.peers:
         policy = Policy.load(peer)
         prompts = [render_prompt(p, recipe.prompt, policy.tokenizer) for p in problems]
-        asked = (policy, open_sampler("auto", policy), problems, prompts, score, decoding)
-        greedy, drawn = evaluate(*asked).accuracy, sample(*asked, HEADROOM_SAMPLES)
+        exam = Exam(policy, open_sampler("auto", policy), problems, prompts, score, decoding)
+        greedy, drawn = exam.greedy().accuracy, exam.sampled(HEADROOM_SAMPLES)
         mean, best = drawn.mean_reward, drawn.pass_at(HEADROOM_SAMPLES)
         guessed = solved_by_guessing(problems, drawn.completions, score)
         left_of_each.append(best - max(mean, guessed))

@@ -20,7 +20,7 @@ from ftis.engines.stops import cut_at
 from ftis.policy import Policy
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
-from ftis.run.evaluate import EVAL_BATCH, Answered, EvalSamples, Evaluation, evaluate, sample
+from ftis.run.evaluate import EVAL_BATCH, Answered, EvalSamples, Evaluation, Exam
 from ftis.sampling import Decoding
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -74,7 +74,8 @@ PROBLEMS = [
 def run(order: Sequence[int] = range(10), batch_size: int = 0) -> tuple[Evaluation, FakeSampler]:
     sampler = FakeSampler()
     problems, ids = [PROBLEMS[i] for i in order], [PROMPT_IDS[i] for i in order]
-    return evaluate(FakePolicy(), sampler, problems, ids, score, Decoding(7), batch_size), sampler  # type: ignore[arg-type]
+    exam = Exam(FakePolicy(), sampler, problems, ids, score, Decoding(7), batch_size)  # type: ignore[arg-type]
+    return exam.greedy(), sampler
 
 
 def test_every_problem_is_answered_and_scored_in_its_own_place() -> None:
@@ -107,21 +108,21 @@ def test_many_problems_are_answered_some_at_a_time() -> None:
     n = EVAL_BATCH + 3
     problems = [Prompt(i, "q", "a") for i in range(n)]
     ids = [np.zeros(1, np.int32)] * n
-    evaluation = evaluate(FakePolicy(), sampler, problems, ids, score, Decoding(7))  # type: ignore[arg-type]
+    evaluation = Exam(FakePolicy(), sampler, problems, ids, score, Decoding(7)).greedy()  # type: ignore[arg-type]
     assert sampler.batch_sizes == [EVAL_BATCH]
     assert evaluation.accuracy == 1.0
 
 
 def test_rewards_other_than_0_and_1_are_averaged() -> None:
     values = iter((0.25, 0.5, 0.0))
-    evaluation = evaluate(
+    evaluation = Exam(
         FakePolicy(),  # type: ignore[arg-type]
         FakeSampler(),
         PROBLEMS[:3],
         PROMPT_IDS[:3],
         lambda prompt, completions, ids: (next(values),),
         Decoding(7),
-    )
+    ).greedy()
     assert evaluation.accuracy == 0.25
     assert evaluation.solved == 0
     assert str(evaluation) == "greedy mean reward 0.250, and pass@1, a reward of at least 1, 0.000 (0 of 3)"
@@ -163,7 +164,7 @@ def test_a_real_models_answers_do_not_depend_on_batches_order_or_sampler(kind: s
 
     def answers(order: Sequence[int], batch_size: int, sampler: Any = builtin_sampler) -> list[str]:
         of_order = [problems[i] for i in order], [ids[i] for i in order]
-        found = evaluate(policy, sampler, *of_order, score, Decoding(12), batch_size)
+        found = Exam(policy, sampler, *of_order, score, Decoding(12), batch_size).greedy()
         return [p.completion for p in sorted(found.problems, key=lambda p: p.item)]
 
     expected = answers(range(8), 0)
@@ -188,9 +189,9 @@ def test_samples_are_drawn_as_the_recipe_says_and_cut_at_stop_strings(tiny_polic
     policy = tiny_policy("qwen2")
     ids = [np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)]
     decoding = Decoding(10, 0.7, stop=("a", "1", "<think>"))
-    drawn = sample(policy, open_sampler("auto", policy), PROBLEMS[:2], ids, by_length, decoding, 3, seed=5)
-    again = sample(policy, open_sampler("auto", policy), PROBLEMS[:2], ids, by_length, decoding, 3, seed=5)
-    assert drawn == again
+    exam = Exam(policy, open_sampler("auto", policy), PROBLEMS[:2], ids, by_length, decoding)
+    drawn = exam.sampled(3, seed=5)
+    assert drawn == exam.sampled(3, seed=5)
     assert [len(of) for of in drawn.completions] == [3, 3]
     assert all(cut_at(decoding.stop, text) == text for of in drawn.completions for text in of)
     assert drawn.rewards == tuple(tuple(float(len(text)) for text in of) for of in drawn.completions)

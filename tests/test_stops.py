@@ -21,7 +21,7 @@ from ftis.engines.samplers import InPlace, check_stop, open_sampler
 from ftis.engines.stops import Stopping, StopStrings, cut_at, stopped_at
 from ftis.policy import Policy
 from ftis.rollouts import Prompt, Rollout
-from ftis.run.evaluate import evaluate
+from ftis.run.evaluate import Exam
 from ftis.sampling import Decoding, Draw
 
 WORDS = ["a", "b", "ab", "</answer>", ">\n", "<", "é", "x>"]
@@ -204,7 +204,8 @@ def test_what_the_last_token_adds_behind_a_stop_string_is_not_read(policy: Polic
 
     tag = policy.detokenize([4])
     assert tag == "<think>"
-    evaluate(policy, InPlace(cast(Draw, draw)), [Prompt(0, "q", "a")], [PROMPTS[0]], score, Decoding(2, stop=("<th",)))
+    asked = (policy, InPlace(cast(Draw, draw)), [Prompt(0, "q", "a")], [PROMPTS[0]], score)
+    Exam(*asked, Decoding(2, stop=("<th",))).greedy()
     assert seen == [policy.detokenize([30]) + "<th"]
 
 

@@ -382,23 +382,23 @@ def evaluate_model(
     loaded = load(recipe, set_ or [])
     sampling = loaded.sampling
     with console.status("answering the task's validation problems"):
-        examinee = examine(model, loaded, loaded.peer(peer) if peer is not None else None, limit)
-        policy, name = examinee.policy, f"task {loaded.task.name!r}, validation problem"
+        exam = examine(model, loaded, loaded.peer(peer) if peer is not None else None, limit)
+        policy, name = exam.policy, f"task {loaded.task.name!r}, validation problem"
         if lacks := set(sampling.end_tokens) - policy.tokenizer.get_vocab().keys():
             console.print(
                 f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
                 f"ends there"
             )
-        require_rewardable(examinee.score, examinee.problems, name)
-        named = [(f"{name} {problem.item}", problem) for problem in examinee.problems]
+        require_rewardable(exam.score, exam.problems, name)
+        named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
         most = sampling.max_completion_length
         require_fit(model, policy.config.model, loaded.prompt, most, policy.tokenizer, named)
-        result = examinee.greedy()
+        result = exam.greedy()
     console.print(f"{loaded.task.name}: {result}, mean length {result.mean_length:.1f} tokens")
     rows = [vars(problem) for problem in result.problems]
     if samples:
         with console.status(f"sampling {samples} completions of each"):
-            drawn = examinee.sampled(samples, loaded.seed)
+            drawn = exam.sampled(samples, loaded.seed)
         console.print(
             f"{loaded.task.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} "
             f"of {samples} samples at temperature {sampling.temperature:g}"

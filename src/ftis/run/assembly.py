@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from ftis.admission import Score
 from ftis.config import PeerConfig, Recipe, SamplingConfig
 from ftis.engines.reference import reference_of
 from ftis.engines.samplers import check_stop, open_sampler, opener
@@ -23,10 +21,10 @@ from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
 from ftis.run import accusations, checkpoint
-from ftis.run.evaluate import EvalSamples, Evaluation, evaluate, sample
+from ftis.run.evaluate import Exam
 from ftis.run.membership import end_tokens_of, member_of
 from ftis.run.training import EvalSplit, Trainer
-from ftis.sampling import Decoding, Sampler
+from ftis.sampling import Decoding
 from ftis.schedule import seed_of
 from ftis.seams import TRACKERS, look_up
 from ftis.selection import selections_of
@@ -122,30 +120,8 @@ def longest_row(problems: Sequence[Prompt], render: Callable[[Prompt], Ints], sa
     return len(render(longest)) + sampling.max_completion_length
 
 
-@dataclass(frozen=True)
-class Examinee:
-    """A model, ready to answer the validation problems of a task as a recipe says."""
-
-    policy: Policy
-    sampler: Sampler
-    problems: Sequence[Prompt]
-    prompt_ids: Sequence[Ints]
-    score: Score
-    sampling: SamplingConfig
-
-    def greedy(self) -> Evaluation:
-        """Greedy pass@1."""
-        asked = (self.policy, self.sampler, self.problems, self.prompt_ids, self.score)
-        return evaluate(*asked, Decoding.of(self.sampling), self.sampling.batch_size)
-
-    def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
-        """``samples`` completions of each problem at the recipe's temperature."""
-        asked = (self.policy, self.sampler, self.problems, self.prompt_ids, self.score)
-        return sample(*asked, Decoding.of(self.sampling), samples, seed, self.sampling.batch_size)
-
-
-def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit: int | None = None) -> Examinee:
-    """A model and the validation problems of a recipe.
+def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit: int | None = None) -> Exam:
+    """A model and the validation problems of a recipe, ready to be answered.
 
     Args:
         model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
@@ -167,11 +143,12 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
     check_stop(sampling.stop, policy.tokenizer, model)
     render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
     longest = longest_row(problems, render, sampling)
-    return Examinee(
+    return Exam(
         policy,
         open_sampler(sampling.sampler, policy, sampling.options, longest),
         problems,
         [render(problem) for problem in problems],
         load_scorer(recipe.reward, recipe.prompt, asked.answer_kind),
-        sampling,
+        Decoding.of(sampling),
+        sampling.batch_size,
     )

@@ -88,57 +88,48 @@ class EvalSamples:
         return 1 - sum(missed) / len(missed)
 
 
-def sample(
-    policy: Policy,
-    sampler: Sampler,
-    problems: Sequence[Prompt],
-    prompt_ids: Sequence[Ints],
-    score: Score,
-    decoding: Decoding,
-    samples: int,
-    seed: int = 0,
-    batch_size: int = 0,
-) -> EvalSamples:
-    """Draw ``samples`` completions of every problem as ``decoding`` says, and score them.
+@dataclass(frozen=True)
+class Exam:
+    """Problems for a model to answer, and what their answers earn.
 
-    Args:
+    Attributes:
+        prompt_ids: token ids of each problem's prompt.
+        decoding: of samples. Its longest completion and its stop strings hold for greedy answers too.
         batch_size: completions at a time; 0 is :data:`EVAL_BATCH`, but one problem's at least.
     """
-    groups = sampler(policy, prompt_ids, samples, decoding, seed, batch_size or max(EVAL_BATCH, samples))
-    completions, rewards = [], []
-    for problem, group in zip(problems, groups, strict=True):
-        ids = [rollout.completion_ids.tolist() for rollout in group]
-        completions.append(tuple(cut_at(decoding.stop, policy.detokenize(row)) for row in ids))
-        rewards.append(tuple(score(problem, completions[-1], ids)))
-    return EvalSamples(tuple(completions), tuple(rewards))
 
+    policy: Policy
+    sampler: Sampler
+    problems: Sequence[Prompt]
+    prompt_ids: Sequence[Ints]
+    score: Score
+    decoding: Decoding
+    batch_size: int = 0
 
-def evaluate(
-    policy: Policy,
-    sampler: Sampler,
-    problems: Sequence[Prompt],
-    prompt_ids: Sequence[Ints],
-    score: Score,
-    decoding: Decoding,
-    batch_size: int = 0,
-) -> Evaluation:
-    """Answer every problem greedily and score it.
+    def greedy(self) -> Evaluation:
+        """Answer every problem greedily and score it."""
+        if not self.problems:
+            raise ValueError("no problems to evaluate on")
+        greedy = Decoding(self.decoding.max_completion_length, temperature=0.0, stop=self.decoding.stop)
+        # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
+        order = sorted(range(len(self.problems)), key=lambda i: len(self.prompt_ids[i]))
+        prompts = [self.prompt_ids[i] for i in order]
+        groups = self.sampler(self.policy, prompts, 1, greedy, 0, self.batch_size or EVAL_BATCH)
+        answered: dict[int, Answered] = {}
+        for i, (rollout,) in zip(order, groups, strict=True):
+            problem, ids = self.problems[i], rollout.completion_ids.tolist()
+            text = cut_at(greedy.stop, self.policy.detokenize(ids))
+            (reward,) = self.score(problem, [text], [ids])
+            answered[i] = Answered(problem.item, problem.question, problem.answer, text, len(ids), reward)
+        return Evaluation(tuple(answered[i] for i in range(len(order))))
 
-    Args:
-        prompt_ids: token ids of each problem's prompt.
-        decoding: of the samples; its longest completion and its stop strings hold here too.
-        batch_size: problems at a time; 0 is :data:`EVAL_BATCH`.
-    """
-    if not problems:
-        raise ValueError("no problems to evaluate on")
-    greedy = Decoding(decoding.max_completion_length, temperature=0.0, stop=decoding.stop)
-    # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
-    order = sorted(range(len(problems)), key=lambda i: len(prompt_ids[i]))
-    groups = sampler(policy, [prompt_ids[i] for i in order], 1, greedy, 0, batch_size or EVAL_BATCH)
-    answered: dict[int, Answered] = {}
-    for i, (rollout,) in zip(order, groups, strict=True):
-        problem, ids = problems[i], rollout.completion_ids.tolist()
-        text = cut_at(greedy.stop, policy.detokenize(ids))
-        (reward,) = score(problem, [text], [ids])
-        answered[i] = Answered(problem.item, problem.question, problem.answer, text, len(ids), reward)
-    return Evaluation(tuple(answered[i] for i in range(len(problems))))
+    def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
+        """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
+        at_a_time = self.batch_size or max(EVAL_BATCH, samples)
+        groups = self.sampler(self.policy, self.prompt_ids, samples, self.decoding, seed, at_a_time)
+        completions, rewards = [], []
+        for problem, group in zip(self.problems, groups, strict=True):
+            ids = [rollout.completion_ids.tolist() for rollout in group]
+            completions.append(tuple(cut_at(self.decoding.stop, self.policy.detokenize(row)) for row in ids))
+            rewards.append(tuple(self.score(problem, completions[-1], ids)))
+        return EvalSamples(tuple(completions), tuple(rewards))

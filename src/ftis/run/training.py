@@ -20,7 +20,7 @@ from ftis.rewards.parts import parts_of_reward
 from ftis.rollouts import Prompt
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
-from ftis.run.evaluate import evaluate
+from ftis.run.evaluate import Exam
 from ftis.run.together import Rounds
 
 
@@ -127,7 +127,7 @@ class Trainer:
         peer, accuracies = self.peer, {}
         for split in splits:
             began = time.monotonic()
-            evaluation = evaluate(
+            evaluation = Exam(
                 peer.policy,
                 peer.sampler,
                 split.problems,
@@ -135,7 +135,7 @@ class Trainer:
                 split.score,
                 peer.decoding,
                 peer.recipe.sampling.batch_size,
-            )
+            ).greedy()
             summary = {
                 "step": peer.member.cursor.step,
                 "split": split.name,
