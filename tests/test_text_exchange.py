@@ -24,11 +24,13 @@ from ftis.config import Recipe
 from ftis.engines.models import generation_defaults
 from ftis.models import starters
 from ftis.peer import Peer
+from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load
 from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
 from ftis.rollouts import Group, Rollout
 from ftis.run.assembly import assemble
+from ftis.run.prepare import check
 from ftis.schedule import assigned
 from ftis.text.completions import as_texts
 from ftis.text.messages import end_of_text, in_tokens, write_groups
@@ -231,7 +233,7 @@ def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: pytest.CaptureFi
 def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("train", "recipe.toml", "--dry-run") == 0
     planned = capsys.readouterr().out
-    assert "a, b exchange text" in planned
+    assert "a, b together, exchanging text" in planned
     recipe = load(place / "recipe.toml")
     tokens = recipe.rollouts_per_group * recipe.prompts_per_peer * recipe.sampling.max_completion_length
     bound = float(re.search(r"wire: each peer offers at most ([0-9.]+) kB", planned)[1])  # type: ignore[index]
@@ -244,7 +246,6 @@ def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsy
         assert ftis("preflight", "recipe.toml", "--groups", "1", *chosen) in (0, 3)  # one group may have no signal
         said = " ".join(capsys.readouterr().out.split())
         assert says in said
-        assert ("a, b exchange text" in said) == (not chosen)
     for dry in ((), ("--dry-run",)):
         assert ftis("train", "recipe.toml", "--set", 'exchange="ids"', *dry) == 1
         said = capsys.readouterr().err
@@ -409,18 +410,12 @@ def test_generation_defaults_are_those_that_the_model_would_have(kind: str, plac
     assert found.eos_token_id == with_model.eos_token_id
 
 
-def test_many_swarms_that_exchange_token_ids_share_a_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = "abcdefghij"
-    pairs = [list(names[i : i + 2]) for i in range(0, 10, 2)]
-    write(place, {"swarm_size": 2, "prompts_per_round": 8}, **dict.fromkeys(names[:8], SMALL))
+def test_each_swarm_of_an_arm_exchanges_what_its_peers_can(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(place, {"swarm_size": 2, "prompts_per_round": 8}, a=SMALL, b=SMALL, c=SMALL, d=MERGED)
+    (arm,) = check(arms_of(load(place / "recipe.toml"))).arms
+    assert [swarm.exchange for swarm in arm.swarms] == ["ids", "text"]
     ftis("train", "recipe.toml", "--dry-run")
-    said = capsys.readouterr().out
-    assert all(f"{a}, {b} exchange token ids" in said for a, b in pairs[:4])
-    write(place, {"swarm_size": 2, "prompts_per_round": 10}, **dict.fromkeys(names, SMALL))
-    ftis("train", "recipe.toml", "--dry-run")
-    said = capsys.readouterr().out
-    assert "in 5 swarms the peers exchange token ids" in said
-    assert "a, b exchange" not in said
+    assert "F-TIS: 2 swarms of 2, exchanging token ids and text;" in capsys.readouterr().out
 
 
 def test_a_token_with_bytes_that_ends_completions_is_sent_as_text(place: Path) -> None:

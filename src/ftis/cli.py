@@ -152,7 +152,7 @@ def preflight(
     from ftis.check.preflight import preflight as look
     from ftis.recipe.arms import arms_of
     from ftis.records.events import Stopped
-    from ftis.run.prepare import check, exchanges
+    from ftis.run.prepare import check
     from ftis.view import tables
     from ftis.view.progress import Display
 
@@ -173,7 +173,7 @@ def preflight(
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, chosen[0].recipe, console)
-    for line in [*totals(chosen), *exchanges(checked.arms)]:
+    for line in totals(chosen):
         console.print(line)
     teaching = {one.peer for one in soundings if one.signal}
     if any(teaching.isdisjoint(peer.name for peer in swarm.peers) for swarm in chosen[0].swarms):
@@ -348,11 +348,11 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...]) -> None:
     from ftis.check.estimate import estimate
     from ftis.check.plan import plan
     from ftis.recipe.arms import arms_of
-    from ftis.run.prepare import check, exchanges
+    from ftis.run.prepare import check
 
     checked = check(arms_of(recipe, only))
     after = "next: ftis preflight predicts whether it would learn, and how long a round takes"
-    for line in [*plan(checked, arms_of(recipe)), *estimate(checked.arms), *exchanges(checked.arms), after]:
+    for line in [*plan(checked, arms_of(recipe)), *estimate(checked.arms), after]:
         console.print(line)
 
 

@@ -48,7 +48,7 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     """
     arms, tasks, of_prompts = checked
     lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
-    lines += [f"{arm.name}: {_swarms(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
+    lines += [f"{arm.name}: {_swarms(arm)}{_exchanged(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
     return [*lines, *without_effect(every), *of_prompts, *about_reward(arms[0].recipe, tasks[0]), *rates(arms)]
@@ -176,6 +176,12 @@ def _swarms(arm: Arm) -> str:
     if size == 1:
         return f"{', '.join(arm.peers)}{', each alone' if n > 1 else ' alone'}"
     return f"{', '.join(arm.peers)} together" if n == 1 else f"{n} swarms of {size}"
+
+
+def _exchanged(arm: Arm) -> str:
+    kinds = {swarm.exchange for swarm in arm.swarms if len(swarm.peers) > 1}
+    words = [word for kind, word in {"ids": "token ids", "text": "text"}.items() if kind in kinds]
+    return f", exchanging {' and '.join(words)}" if words else ""
 
 
 def budget(arm: Arm) -> str:

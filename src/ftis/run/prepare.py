@@ -26,8 +26,6 @@ from ftis.tasks.problems import load_task, require_unseen
 from ftis.text.messages import end_of_text
 from ftis.text.token_bytes import TokenBytes
 
-MOST_SWARMS = 4
-"""The most swarms that have a line each."""
 OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainable_parameters"}
 """Settings of a peer that its model must fit."""
 
@@ -74,14 +72,13 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
                 f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
                 f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
             ) from None
-    places = {peer.model: starters.place_of(peer.model) for arm in arms for peer in arm.recipe.peers}
     remarks = look_at_prompts(arms, of_arms) if prompts else []
-    return Checked([with_exchange(arm, places) for arm in arms], of_arms[0], remarks)
+    return Checked([with_exchange(arm) for arm in arms], of_arms[0], remarks)
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
     require_precision(peer)
-    vocabulary(starters.place_of(peer.model), end_tokens)
+    vocabulary(peer.model, end_tokens)
 
 
 def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:
@@ -124,30 +121,29 @@ def _check_scores(reward: RewardConfig, task: Task) -> None:
         raise RewardError("reward.pass_mark means nothing with reward.partial_credit = true: leave one of them out")
 
 
-def with_exchange(arm: Arm, places: Mapping[str, str]) -> Arm:
+def with_exchange(arm: Arm) -> Arm:
     """The arm with ``exchange`` settled in each swarm of several: text where their vocabularies differ, else ids.
 
-    It stays as it is if the known vocabularies do not differ.
-
-    Args:
-        places: the place of each model. A model without one is left out.
+    A joined peer knows its own vocabulary alone, and leaves ``auto`` as it is.
 
     Raises:
         RunError: peers that are to exchange ids, and do not mean the same by them or end completions by other tokens.
         AlignmentError: peers that are to exchange text, and whose tokens' bytes are not known.
     """
-    _check_ends(arm, places)
-    return replace(arm, swarms=tuple(_settled(arm.name, swarm, places) for swarm in arm.swarms))
+    recipe = arm.recipe
+    known = {peer.name: vocabulary(peer.model, recipe.sampling.end_tokens) for peer in recipe.peers}
+    _check_ends(arm, known)
+    return replace(arm, swarms=tuple(_settled(arm.name, swarm, known) for swarm in arm.swarms))
 
 
-def _check_ends(arm: Arm, places: Mapping[str, str]) -> None:
+def _check_ends(arm: Arm, known: Mapping[str, Vocabulary]) -> None:
     """Refuse an end token that no peer has or, where ids are exchanged, that any peer lacks. With text it may be
     another peer's."""
-    known, recipe = _vocabularies(arm.recipe, places), arm.recipe
+    recipe = arm.recipe
     if recipe.exchange == "ids":
         for name, of in known.items():
             _check_end(arm.name, recipe, of.ends, recipe.peer(name).model)
-    if len(known) < len(recipe.peers) or (len(known) == 1 and recipe.exchange == "text"):
+    if len(known) == 1 and recipe.exchange == "text":
         return
     every: frozenset[str] = frozenset().union(*(of.ends for of in known.values()))
     _check_end(arm.name, recipe, every, ", ".join(dict.fromkeys(peer.model for peer in recipe.peers)))
@@ -161,48 +157,15 @@ def _check_end(arm: str, recipe: Recipe, known: Collection[str], models: str) ->
         )
 
 
-def exchanges(arms: Sequence[Arm]) -> list[str]:
-    """A line for each set of peers that learn together: what they exchange.
-
-    More than :data:`MOST_SWARMS` that exchange token ids share one.
-
-    Args:
-        arms: of :func:`check`.
-    """
-    lines: list[str] = []
-    by_ids: set[str] = set()
-    for swarm in (swarm for arm in arms for swarm in arm.swarms if len(swarm.peers) > 1):
-        of_swarm = _exchange(swarm)
-        by_ids.update(of_swarm if swarm.exchange == "ids" else [])
-        lines += of_swarm
-    lines = list(dict.fromkeys(lines))
-    if len(by_ids) <= MOST_SWARMS:
-        return lines
-    together = f"in {len(by_ids)} swarms the peers exchange token ids"
-    return [together, *(line for line in lines if line not in by_ids)]
-
-
-def _exchange(swarm: Recipe) -> list[str]:
-    names = ", ".join(peer.name for peer in swarm.peers)
-    if swarm.exchange == "ids":
-        return [f"{names} exchange token ids"]
-    of_one: dict[tuple[str, frozenset[str]], list[str]] = {}
-    places = {peer.model: starters.place_of(peer.model) for peer in swarm.peers}
-    for name, known in _vocabularies(swarm, places).items():
-        of_one.setdefault((known.ids, known.ends), []).append(name)
-    several = [", ".join(some) for some in of_one.values() if len(some) > 1]
-    return [f"{names} exchange text", *(f"{some} have one tokenizer and read each other's tokens" for some in several)]
-
-
-def _settled(arm: str, swarm: Recipe, places: Mapping[str, str]) -> Recipe:
+def _settled(arm: str, swarm: Recipe, of_arm: Mapping[str, Vocabulary]) -> Recipe:
     if len(swarm.peers) == 1:
         return swarm
-    known = _vocabularies(swarm, places)
+    known = {peer.name: of_arm[peer.name] for peer in swarm.peers if peer.name in of_arm}
     differ = len({of.ids for of in known.values()}) > 1
     if swarm.exchange == "text" or (swarm.exchange == "auto" and differ):
-        for peer in swarm.peers:
-            if place := places.get(peer.model):
-                _check_text(place, _written(place), f"peer {peer.name!r}", tuple(swarm.sampling.end_tokens))
+        for name in known:
+            place = starters.place_of(swarm.peer(name).model)
+            _check_text(place, _written(place), f"peer {name!r}", tuple(swarm.sampling.end_tokens))
         return swarm.model_copy(update={"exchange": "text"})
     if differ:
         by_peer = ", ".join(f"{name}: {of.ids[:8]}" for name, of in known.items())
@@ -235,18 +198,13 @@ class Vocabulary:
     ends: frozenset[str]
 
 
-def _vocabularies(swarm: Recipe, places: Mapping[str, str]) -> dict[str, Vocabulary]:
-    """The vocabularies by peer, for those whose models are in ``places``."""
-    named = swarm.sampling.end_tokens
-    return {peer.name: vocabulary(places[peer.model], named) for peer in swarm.peers if peer.model in places}
-
-
-def vocabulary(place: str, end_tokens: Sequence[str]) -> Vocabulary:
-    """The vocabulary of the tokenizer at ``place``.
+def vocabulary(model: str, end_tokens: Sequence[str]) -> Vocabulary:
+    """The vocabulary of a model's tokenizer.
 
     Raises:
         ModelError: there is none.
     """
+    place = starters.place_of(model)
     return _vocabulary(place, _written(place), tuple(end_tokens))
 
 
