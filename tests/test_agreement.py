@@ -13,7 +13,7 @@ from policies import rows_of
 from test_lengths import by_prefixes
 from torch import Tensor
 
-from ftis.engines.agreement import gaps, require_agreement, trial
+from ftis.engines.agreement import gaps, require_agreement, sees_padding, trial
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.samplers import InPlace, _first_that_agrees, open_sampler
 from ftis.policy import Forward, ModelError, Policy
@@ -62,12 +62,17 @@ class OffBeyond:
 
     length: int
     by: float = 1.0
+    rollout: int = -1
+    """The only rollout of each group that is off; -1: all are."""
 
     def __call__(
         self, policy: Policy, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         groups = builtin_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
-        return [tuple(self._off(len(p), r) for r in group) for p, group in zip(prompt_ids, groups, strict=True)]
+        return [
+            tuple(self._off(len(p), r) if self.rollout in (-1, i) else r for i, r in enumerate(group))
+            for p, group in zip(prompt_ids, groups, strict=True)
+        ]
 
     def _off(self, before: int, rollout: Rollout) -> Rollout:
         beyond = (before + np.arange(len(rollout)) >= self.length).astype(np.float32)
@@ -121,6 +126,34 @@ def test_in_float32_the_first_round_is_held_to_the_policy_s_own_arithmetic(tiny_
     assert open_sampler("auto", policy).in_place  # type: ignore[attr-defined]
 
 
+def test_a_sampler_that_is_right_for_one_row_at_a_time_is_found_out(tiny_policy: TinyPolicy) -> None:
+    assert trial(tiny_policy(), OffBeyond(0, rollout=1), 32).sampler > 0.5
+
+
+def test_in_float32_one_token_of_a_row_is_enough(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy()
+    found = trial(policy, OffBeyond(31, by=0.02), 32)  # the row's last token alone
+    assert found.sampler == pytest.approx(0.02, abs=1e-4)
+    with pytest.raises(ModelError, match="the sampler"):
+        found.refuse(policy)
+
+
+def test_a_learner_that_no_sampler_mends_is_refused_at_once(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, learner = tiny_policy(), tiny_policy(model={"seed": 1})
+    monkeypatch.setattr(policy, "logps", learner.logps)
+    drawn: list[int] = []
+    with pytest.raises(ModelError, match="the learner"):
+        _first_that_agrees(policy, [InPlace(builtin_sampler), InPlace(lambda *_: drawn.append(1))], 32)  # type: ignore[arg-type]
+    assert not drawn
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mixtral", "qwen3.5", "granite4", "minimax", "recurrent-gemma"])
+def test_padding_in_front_is_seen_by_models_that_mix_it_into_their_states(kind: str, tiny_policy: TinyPolicy) -> None:
+    assert sees_padding(tiny_policy(kind)) == (kind == "recurrent-gemma")
+
+
 def test_the_first_way_that_agrees_is_taken(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy()
     off, on = InPlace(OffBeyond(0)), InPlace(builtin_sampler, slow="slowly")
@@ -171,14 +204,21 @@ def test_what_differs_is_named(
     assert not any(other in told for other in {"sampler", "learner", "plain pass"} - {off})
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "mixtral", "gemma3"])
-def test_what_bfloat16_rounds_is_no_difference(kind: str, tiny_policy: TinyPolicy) -> None:
-    policy, prompts = tiny_policy(kind, dtype="bfloat16"), rows_of((3, 9, 20, 5) * 4)
+FROZEN = {"train": "lora", "lora_r": 4, "lora_target_modules": ("q_proj", "v_proj"), "frozen_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "peer"), [("qwen2", {}), ("mixtral", {}), ("gemma3", {}), ("qwen2", FROZEN), ("gemma3", FROZEN)]
+)
+def test_what_bfloat16_rounds_is_no_difference(kind: str, peer: dict[str, Any], tiny_policy: TinyPolicy) -> None:
+    policy, prompts = tiny_policy(kind, dtype="bfloat16", **peer), rows_of((3, 9, 20, 5) * 4)
     sampler = open_sampler("auto", policy, longest=60)
     assert getattr(sampler, "slow", None) == ""
     groups = sampler(policy, prompts, 2, Decoding(30), 0)
-    require_agreement(policy, prompts, groups, Decoding(30))
+    require_agreement(policy, prompts, groups, Decoding(30), in_place=True)
     found = gaps(policy, prompts, [group[0] for group in groups], Decoding(30))
     assert 1e-3 < found.sampler <= found.most[1]
-    off = [tuple(OffBeyond(0)._off(0, rollout) for rollout in group) for group in groups]
-    assert gaps(policy, prompts, [group[0] for group in off], Decoding(30)).sampler > found.most[1]
+    off = [tuple(OffBeyond(0, by=0.35)._off(0, rollout) for rollout in group) for group in groups]
+    with pytest.raises(ModelError, match="the sampler"):
+        require_agreement(policy, prompts, off, Decoding(30), in_place=True)
+    require_agreement(policy, prompts, off, Decoding(30))  # another engine's rounding

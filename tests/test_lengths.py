@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPolicy
+from conftest import TinyModelDir, TinyPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies import gradients, relative_difference, rows_of
 from transformers import Qwen2Config
 
+import ftis
 from ftis.engines.lengths import OneLength, named_lengths, switch_of
-from ftis.policy import ModelError, Policy
+from ftis.metric_keys import by_peer
+from ftis.policy import ModelError, Policy, positions_of
+from ftis.recipe.parsing import parse
+from ftis.records.files import read_jsonl
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding
+from recipes import pair_of
 
 CPU = torch.device("cpu")
 WITH = ["phi3-long", "llama-long"]
@@ -33,6 +39,10 @@ def test_an_integer_anywhere_in_a_configuration_may_be_a_length(length: int, nes
     assert found == sorted(set(found))
     assert set(found) <= set(range(1, 100))
     assert 99 in found
+
+
+def test_a_configuration_may_say_that_positions_have_no_end() -> None:
+    assert positions_of(Qwen2Config(max_position_embeddings=-1)) is None  # as XLNet's
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,43 @@ def test_a_model_with_rules_of_its_own_for_each_length_is_refused(tiny_policy: T
     model.config.max_position_embeddings = 64
     with pytest.raises(ModelError, match="more than 16 tokens"):
         switch_of(model, CPU)
+
+
+class OfPlaces:
+    """A model that makes something else of four places far apart, and nothing else of a longer row."""
+
+    config = Qwen2Config(max_position_embeddings=64)
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return torch.nn.Embedding(8, 4)
+
+    def parameters(self) -> list[torch.Tensor]:
+        return []
+
+    def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        kept = kwargs.get("logits_to_keep", torch.arange(input_ids.shape[1]))
+        logits = torch.nn.functional.one_hot(input_ids, 8).float()[:, kept]
+        far = position_ids is not None and int(position_ids.max()) > 8
+        return type("Output", (), {"logits": logits * (2.0 if far else 1.0)})
+
+
+def test_whole_rows_deny_a_switch_that_only_places_far_apart_show() -> None:
+    assert switch_of(OfPlaces(), CPU) is None
+
+
+def test_two_peers_of_longrope_learn_with_own_kl_0(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    """Their rows pass the switch at 16 tokens, and the first step of each round has π_θ = π_gen."""
+    models = {name: tiny_model_dir("phi3-long", seed=seed) for seed, name in enumerate("ab")}
+    training = {"rounds": 2, "prompts_per_round": 4, "eval_every": 0}
+    sampling = {"num_generations": 4, "max_completion_length": 24}
+    more = {"reward": {"function": "recipes.evenness"}, "training": training, "sampling": sampling}
+    assert ftis.train(parse(pair_of(models, tmp_path, 1e-3, **more)))
+    for name in "ab":
+        for record in read_jsonl(next(tmp_path.glob(f"**/{name}/metrics.jsonl"))):
+            assert record["grad_norm"] > 0
+            assert record["foreign_used"] > 0
+            assert record["completions/mean_length"] > 16
+            assert abs(by_peer(record)[name]["kl/k1"]) < 1e-5
 
 
 @torch.no_grad()

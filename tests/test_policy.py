@@ -769,6 +769,17 @@ def test_an_adapter_on_tied_weights_is_refused(target: str, tiny_model_dir: Tiny
     assert_one_line(caught, str(tmp_path), target)
 
 
+def test_an_adapter_on_a_router_is_refused(tiny_model_dir: TinyModelDir) -> None:
+    """It returns which experts come next, and an adapter's product cannot be added to that."""
+    peer: dict[str, Any] = {"name": "a", "train": "lora", "model": str(tiny_model_dir("llama4")), "device": "cpu"}
+    Policy.load(PeerConfig(lora_target_modules=("q_proj",), **peer))
+    config = PeerConfig(lora_target_modules=("q_proj", "router"), **peer)
+    for refused in (lambda: models.require_trainable(config, config.model), lambda: Policy.load(config)):
+        with pytest.raises(ModelError) as caught:
+            refused()
+        assert_one_line(caught, "peer 'a'", "router", "lora_target_modules")
+
+
 def test_an_adapters_base_is_loaded_once(
     tiny_policy: TinyPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,8 +226,9 @@ class Policy:
 
 
 def positions_of(config: Any) -> int | None:
-    """A model's positions; None if its configuration names none."""
-    return cast("int | None", getattr(config.get_text_config(decoder=True), "max_position_embeddings", None))
+    """A model's positions; None if its configuration names none, or that there is no end of them."""
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def supervised_step(policy: Policy, examples: Sequence[tuple[str, str]]) -> None:

@@ -10,7 +10,7 @@ together. :func:`require_agreement` looks at the first rollouts of a run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import torch
 
 from ftis.engines.devices import device_kind
 from ftis.engines.lengths import BySwitch, named_lengths
-from ftis.engines.models import in_bfloat16, is_coarse
+from ftis.engines.models import callable_as_kept, in_bfloat16, is_coarse, is_quantised, tolerance
 from ftis.engines.rows import PaddedRows
 from ftis.learning import LOGP_TOLERANCE, ROUNDING
 from ftis.policy import Forward, ModelError, Policy, positions_of, selected_logp
@@ -29,13 +29,17 @@ from ftis.rollouts import Floats, Ints, Rollout
 from ftis.sampling import Decoding, Draw
 
 LARGEST_GAP = {torch.float32: 0.01, torch.bfloat16: (2 * ROUNDING) ** 0.5}
-"""The largest root mean square of a difference of log-probabilities, in nats, that is taken for rounding, by the
-coarser of two arithmetics. In bfloat16 the mean of its square / 2, a KL a token, is then ``learning.ROUNDING``."""
+"""The largest difference of log-probabilities, in nats, that is taken for rounding, by the coarser of two arithmetics:
+of a token in float32, of many tokens' root mean square in bfloat16. There the mean of its square / 2, a KL a token, is
+then ``learning.ROUNDING``."""
 ROUNDED = 4
-"""In bfloat16, a gap of up to so many times :func:`rounding` is taken for rounding too: a sampler may also keep weights
-and residual stream in bfloat16, which the learner keeps in float32."""
+"""In bfloat16, a root mean square of up to so many times :func:`rounding` is taken for rounding too: a sampler may also
+keep weights and residual stream in bfloat16, which the learner keeps in float32."""
 IN_A_ROW = 3
-"""In bfloat16, how many times as far a single row's few tokens may be as many rows' are."""
+"""How many times as far a single row's few tokens may be as many rows' are, if another engine draws them, or weights
+have 4 bits."""
+SLIGHT = 0.1
+"""In bfloat16, the root mean square of a row's differences that passes without a look at what rounding does."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
@@ -56,7 +60,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Gaps:
-    """Differences of log-probabilities in nats: the largest of each row's root mean squares.
+    """Differences of log-probabilities in nats: the largest, or in bfloat16 the largest of the rows' root mean squares.
 
     Attributes:
         sampler, learner: from a plain pass.
@@ -100,7 +104,8 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0) ->
     """Draw from made-up prompts whose completions pass the lengths at which the model may compute otherwise.
 
     Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
-    the shortest on, while :data:`TRIED_TOKENS` lasts.
+    the shortest on, while :data:`TRIED_TOKENS` lasts. Of two completions of a prompt the second is compared: some
+    models are right for one row at a time.
 
     Args:
         longest: the most tokens of a row; 0: unknown.
@@ -121,7 +126,7 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0) ->
     for together in drawn:
         some = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, together[0]), *together)]
         prompts += some
-        rollouts += [group[0] for group in draw(policy, some, 1, decoding, 0)]
+        rollouts += [second for _, second in draw(policy, some, 2, decoding, 0)]
     return gaps(policy, prompts, rollouts, decoding)
 
 
@@ -160,13 +165,39 @@ def gaps(
     whole = Decoding(decoding.max_completion_length, decoding.temperature or 1.0)
     plain, drawn_from = plain_logps(policy, rows, [whole, whole if decoding.greedy else decoding])
     sampler, learner = [rollout.gen_logp for rollout in rollouts], policy.logps(*rows, whole.temperature)
-    both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner)
-    of_sampler, of_learner = _largest(sampler, drawn_from), _largest(learner, plain)
-    fine, coarse = LARGEST_GAP[torch.float32], IN_A_ROW * LARGEST_GAP[torch.bfloat16]
-    if max(of_sampler, of_learner) > coarse:  # a model with sharp distributions rounds more coarsely than most
-        coarse = max(coarse, ROUNDED * rounding(policy, rows))
     exact = policy.compute_dtype == torch.float32 and not is_coarse(policy.model)
+    size = farthest if exact and in_place else rms
+    both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner, size)
+    of_sampler, of_learner = _largest(sampler, drawn_from, size), _largest(learner, plain, size)
+    fine, coarse = LARGEST_GAP[torch.float32], SLIGHT
+    if not in_place or is_quantised(policy.model):
+        coarse = IN_A_ROW * LARGEST_GAP[torch.bfloat16]
+    if not (exact and in_place) and max(of_sampler, of_learner) > coarse:
+        coarse = max(coarse, ROUNDED * rounding(policy, rows))
     return Gaps(of_sampler, of_learner, both, (fine if exact else coarse, fine if exact and in_place else coarse))
+
+
+@torch.no_grad()
+def sees_padding(policy: Policy) -> bool:
+    """Whether masked tokens in front of a prompt change what follows it: states and convolutions may take them in.
+
+    The logits behind three prompts are compared, each behind two kinds of padding.
+    """
+    model, numbers = policy.model, torch.Generator().manual_seed(0)
+    length = min(12, positions_of(model.config) or 12)
+    mask_NT = (torch.arange(length) >= length - torch.tensor([1, 1, 3, 3, 8, 8])[:, None]).long()
+    prompts_NT = torch.randint(policy.vocab_size, (3, length), generator=numbers).repeat_interleave(2, 0)
+    padding_NT = torch.randint(policy.vocab_size, mask_NT.shape, generator=numbers)
+    run = {"input_ids": torch.where(mask_NT.bool(), prompts_NT, padding_NT), "attention_mask": mask_NT}
+    run = {name: tensor.to(policy.device) for name, tensor in run.items()}
+    places_NT = (run["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    with callable_as_kept(model):
+        try:
+            logits_NV = model(**run, position_ids=places_NT).logits[:, -1].float()
+        except TypeError:  # it takes no places
+            logits_NV = model(**run).logits[:, -1].float()
+    difference = (logits_NV[::2] - logits_NV[1::2]).abs().max()
+    return bool(difference > tolerance(model) / 10 * logits_NV.abs().max())
 
 
 def plain_forward(policy: Policy) -> Forward:
@@ -196,26 +227,33 @@ def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> li
 
 @torch.no_grad()
 def rounding(policy: Policy, rows: Rows) -> float:
-    """Root mean square of bfloat16's effect on the learner's own log-probabilities, in nats; 0 if its weights are
-    in bfloat16 themselves."""
-    if in_bfloat16(policy.model):
-        return 0.0
-    forward = plain_forward(policy)
-    differences = []
+    """Root mean square of bfloat16's effect on the learner's own log-probabilities, in nats.
+
+    float32 shows it, or float16 with three bits more if weights are in bfloat16 themselves. Numbers beyond float16's
+    range count as :data:`LARGEST_GAP`.
+    """
+    forward, device, differences = plain_forward(policy), policy.device.type, []
     for prompt, completion in zip(*rows, strict=True):
         target_T = torch.from_numpy(completion.astype(np.int64)).to(policy.device)
-        exact_T = selected_logp(forward([prompt], [completion]), target_T, 1.0)
-        with torch.autocast(policy.device.type, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.float16, enabled=in_bfloat16(policy.model)):
+            finer_TV = forward([prompt], [completion])
+        with torch.autocast(device, dtype=torch.bfloat16):
             coarse_TV = forward([prompt], [completion])
-        differences.append((selected_logp(coarse_TV, target_T, 1.0) - exact_T).cpu().numpy())
-    return rms(np.concatenate(differences))
+        finer_T, coarse_T = (selected_logp(logits_TV, target_T, 1.0) for logits_TV in (finer_TV, coarse_TV))
+        differences.append((coarse_T - finer_T).cpu().numpy())
+    found = rms(np.concatenate(differences))
+    return found if np.isfinite(found) else LARGEST_GAP[torch.bfloat16]
 
 
 def rms(values_M: Floats | Nats) -> float:
     return float(np.sqrt(np.mean(values_M.astype(np.float64) ** 2)))
 
 
-def _largest(some: Sequence[Floats], others: Sequence[Floats]) -> float:
-    """The largest root mean square of a row's differences, without tokens that only rounding puts within top p."""
+def farthest(values_M: Floats | Nats) -> float:
+    return float(np.abs(values_M).max())
+
+
+def _largest(some: Sequence[Floats], others: Sequence[Floats], size: Callable[[Floats], float]) -> float:
+    """The largest size of a row's differences, without tokens that only rounding puts within top p."""
     gaps = [one - other for one, other in zip(some, others, strict=True)]
-    return max(rms(gap[np.isfinite(gap)]) if np.isfinite(gap).any() else np.inf for gap in gaps)
+    return max(size(gap[np.isfinite(gap)]) if np.isfinite(gap).any() else np.inf for gap in gaps)

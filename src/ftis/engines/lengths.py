@@ -19,9 +19,13 @@ import torch
 from torch import Tensor
 
 from ftis.engines.models import tolerance
+from ftis.engines.rows import PaddedRows
 from ftis.policy import Forward, ModelError, Policy, positions_of
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw
+
+CONFIRMED = 4096
+"""The most tokens of a whole row that confirms a switch."""
 
 
 def named_lengths(config: Any) -> list[int]:
@@ -50,13 +54,15 @@ def _integers(value: Any) -> Iterator[int]:
 def switch_of(model: Any, device: torch.device) -> int | None:
     """The most tokens of a row before a model's switch; None, as for most models, where it has none.
 
-    Three tokens far apart, and a fourth at the end of a short or a long row, show it in some passes of four tokens.
+    Three tokens far apart, and a fourth at the end of a short or a long row, show it in some passes of four tokens. Two
+    whole rows confirm it if they are short, since a model may make something else of places that are far apart.
 
     Raises:
         ModelError: there are several, as where factors grow with every token.
     """
     most = positions_of(model.config) or 0
-    ids = torch.arange(4, device=device)[None] % model.get_input_embeddings().weight.shape[0]
+    size = len(model.get_input_embeddings().weight)
+    ids = torch.arange(4, device=device)[None] % size
 
     def predicted(near: int, length: int) -> Tensor:
         places = torch.tensor([[0, near // 2, near - 1, length - 1]], device=device)
@@ -68,6 +74,9 @@ def switch_of(model: Any, device: torch.device) -> int | None:
         """Whether the tokens within the first ``near`` places are predicted alike in a row of so many, or one more."""
         predicted(4, 5)  # dynamic scaling keeps what a longer row left, until a short one comes
         short, long = predicted(near, near + 1), predicted(near, length)
+        return same(short, long)
+
+    def same(short: Tensor, long: Tensor) -> bool:
         return bool((short - long).abs().max() <= tolerance(model) * short.abs().max())
 
     near = 4
@@ -82,10 +91,15 @@ def switch_of(model: Any, device: torch.device) -> int | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if alike(near, middle) else (low, middle)
+    if low <= CONFIRMED:
+        row, forward = np.arange(low + 2, dtype=np.int32) % size, PaddedRows(model, device)
+        ends = (forward([row[: low - 4]], [row[low - 4 : end]]) for end in (low + 1, low + 2))
+        if same(*(outputs[:5].float() for outputs in ends)):
+            return None
     if not alike(low, most):
         raise ModelError(
-            f"{type(model).__name__} computes all of a row of more than {low} tokens by its very length, so that a "
-            f"token has no probability of its own: take a model without such rotary embeddings"
+            f"{type(model).__name__} computes all of a row of more than {low} tokens by its very length, or by what "
+            f"follows, so that a token has no probability of its own: take another model"
         )
     return low
 

@@ -85,6 +85,8 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
             model = adapted.merge_and_unload()
         if getattr(model.config, "output_router_logits", False):
             model.config.output_router_logits = False  # for a loss of its own, which fails with a cache
+        if not hasattr(model.config.get_text_config(decoder=True), "num_hidden_layers"):
+            raise ValueError("its configuration names no layers, so the memory that it takes cannot be counted")
         if model.generation_config is not None:
             model.generation_config = _storable(model.generation_config)
         for weights in model.parameters():
@@ -326,6 +328,7 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
                 f"lora_target_modules; the model has {', '.join(sorted(linear))}"
             ) from None
         _refuse_shared_targets(adapted, f"peer {config.name!r}: lora_target_modules")
+        _refuse_routers(adapted, config)
         return adapted
     patterns = [re.compile(p) for p in config.trainable_parameters]
     for name, parameter in model.named_parameters():
@@ -351,6 +354,23 @@ def _refuse_shared_targets(adapted: Any, who: str) -> None:
                 f"{who} changes {module}, whose weights are those of {', '.join({*others} - {module})} too: a merged "
                 f"checkpoint would be another model: leave {module} out of the target modules"
             )
+
+
+def _refuse_routers(adapted: Any, config: PeerConfig) -> None:
+    """Refuse an adapter on a linear layer that returns more than its product, such as which experts come next."""
+    for name, module in adapted.named_modules():
+        inner: Any = getattr(module, "base_layer", None)
+        if not isinstance(inner, torch.nn.Linear) or type(inner).forward is torch.nn.Linear.forward:
+            continue
+        if inner.weight.is_floating_point():  # those of 4 bits are bitsandbytes' own
+            with torch.no_grad():
+                output = inner(inner.weight.new_zeros(1, inner.in_features))
+            if not isinstance(output, torch.Tensor):
+                name = name.rpartition(".")[2]
+                raise ModelError(
+                    f"peer {config.name!r}: lora_target_modules changes {name}, a {type(inner).__name__}, whose output "
+                    f"is more than a product: leave {name} out of the target modules"
+                )
 
 
 def _in_order(adapted: Any) -> Any:
@@ -461,7 +481,11 @@ def tolerance(model: Any) -> float:
 
 def is_coarse(model: Any) -> bool:
     """Whether weights are kept in few bits, so that products are rounded whatever the arithmetic is."""
-    return in_bfloat16(model) or getattr(model.config, "quantization_config", None) is not None
+    return in_bfloat16(model) or is_quantised(model)
+
+
+def is_quantised(model: Any) -> bool:
+    return getattr(model.config, "quantization_config", None) is not None
 
 
 def share_frozen(model: Any) -> None:

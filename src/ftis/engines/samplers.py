@@ -11,8 +11,8 @@ from typing import Any, ClassVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from ftis.config import RecipeError
-from ftis.engines.agreement import Gaps, plain_forward, trial
+from ftis.config import RecipeError, first_line
+from ftis.engines.agreement import Gaps, plain_forward, sees_padding, trial
 from ftis.engines.lengths import OneLength
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
@@ -20,6 +20,9 @@ from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw, Sampler
 from ftis.seams import SAMPLERS, look_up
+
+UNABLE = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+"""Errors of models that cannot run something."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,10 @@ def open_sampler(
         InPlace(OneLength(way.draw, switch), f"{way.slow}, prompts of one length at a time".removeprefix(", "))
         for way in apart
     ]
-    return Stopping(_first_that_agrees(policy, [*(ways if switch is None else []), *by_length], longest))
+    padded: list[InPlace] = []
+    with suppress(*UNABLE):
+        padded = ways if switch is None and not sees_padding(policy) else []
+    return Stopping(_first_that_agrees(policy, [*padded, *by_length], longest))
 
 
 def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int) -> InPlace:
@@ -105,10 +111,16 @@ def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int) ->
             if found.learner > found.enough:  # rows in one line may be what differs
                 policy.forward = plain_forward(policy)
                 found = trial(policy, way.draw, longest)
-        except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):  # it cannot run the model at all
+        except UNABLE as error:
             if way is ways[-1] and not tried:
-                raise
+                config = policy.config
+                raise ModelError(
+                    f"peer {config.name!r}: no sampler runs {config.model} on rows of up to {longest} tokens "
+                    f"({type(error).__name__}: {first_line(error)}): take another model or shorter rows"
+                ) from error
             continue
+        if found.learner > found.most[0]:  # which no other sampler mends
+            found.refuse(policy)
         tried.append((found, way))
         if found.sampler <= found.enough:
             break
