@@ -108,7 +108,7 @@ def test_the_last_number() -> None:
 
 # --- units ------------------------------------------------------------------------------------------------------------
 
-SPELLED = st.sampled_from(sorted(words.UNITS)) | st.sampled_from([f"{one}s" for one in words.UNITS if len(one) > 3])
+SPELLED = st.sampled_from([one for one in words.UNITS if one.isalpha()] + [f"{one}s" for one in words.UNITS if one[3:]])
 
 
 @given(SPELLED)

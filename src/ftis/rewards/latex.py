@@ -47,34 +47,28 @@ def _load_math_verify() -> Judge:
 
     logging.disable(logging.CRITICAL)
     layout = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
-    two_cases = ConversionConfig(lowercase_symbols=False)
 
     @lru_cache(maxsize=256)
-    def read(text: str) -> Any:
-        return latex2sympy(text, is_real=True, normalization_config=layout, conversion_config=two_cases)
+    def read(text: str, lowercase: bool = True) -> Any:
+        cases = ConversionConfig(lowercase_symbols=lowercase)
+        return imaginary(latex2sympy(text, is_real=True, normalization_config=layout, conversion_config=cases))
+
+    def imaginary(side: Any) -> Any:
+        """A formula with i as the imaginary unit."""
+        changed = {symbol: sympy.I for symbol in side.free_symbols if symbol.name == "i"}
+        if changed and isinstance(side, sympy.Rel):  # which would become true or false
+            return side.func(*(argument.xreplace(changed) for argument in side.args), evaluate=False)
+        return side.xreplace(changed) if changed else side
 
     def equal(given: str, expected: str, digits: int) -> bool:
-        one, other = read(given), read(expected)
-        names = {symbol.name for symbol in other.free_symbols}
-        both = {name.lower() for name in names if name.lower() in names - {name}}
-        one, other = named(one, both), named(other, both)
+        texts = (set(re.findall("[A-Za-z]+", text)) for text in (given, expected))
+        lowercase = not any(name.lower() in names - {name} for names in texts for name in names)  # none in both cases
+        one, other = read(given, lowercase), read(expected, lowercase)
         if (verdict := same(one, other, digits)) is not None:
             return verdict
         if isinstance(other, sympy.Eq) and (isinstance(other.rhs, sympy.MatrixBase) or not sympy.solve(other)):
             return False  # verify compares solutions, and takes none for none
         return bool(verify(other, one, float_rounding=digits, timeout_seconds=None))
-
-    def named(side: Any, both: set[str]) -> Any:
-        """A formula with i as the imaginary unit, and capitals as small letters except of letters in both cases."""
-        changed: dict[Any, Any] = {}
-        for symbol in side.free_symbols:
-            name = symbol.name if symbol.name.lower() in both else symbol.name.lower()
-            changed |= {symbol: sympy.I if symbol.name == "i" else sympy.Symbol(name, real=True)}
-        if all(old == new for old, new in changed.items()):
-            return side
-        if isinstance(side, sympy.Rel):  # which would become true or false
-            return side.func(*(argument.xreplace(changed) for argument in side.args), evaluate=False)
-        return side.xreplace(changed)
 
     def same(one: Any, other: Any, digits: int) -> bool | None:
         """Whether two expressions or matrices have the same values; None if values do not decide.

@@ -14,15 +14,18 @@ from ftis.rewards.words import POWERS_ABROAD
 MAX_ANSWER_LENGTH = 512
 """Characters. A longer answer is right only if it is the expected one letter by letter."""
 
+_DECIMAL = rf"(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
+_RAISED = r"\s?\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([+-]?[0-9]{1,3}))(?![0-9])"
+_AMOUNT = (
+    rf"(?:(?:[0-9]+ ?)?{FRACTION}|[0-9]+ +[0-9]+/[0-9]+|{INTEGER}\s*/\s*{INTEGER}"
+    rf"|{_DECIMAL}(?:\s*(?:\\cdot|\\times|[*xX])\s*10{_RAISED}|[eE][+-]?[0-9]{{1,3}}|{_RAISED})?)"
+)
+
 # --- in a running text ------------------------------------------------------------------------------------------------
 
-_MIXED = re.compile(r"(?P<whole>[0-9]{1,9}) +(?P<over>[0-9]{1,4})/(?P<under>[0-9]{1,4})")
 _IN_TEXT = re.compile(
     # A number may touch letters before it in languages without spaces between words only.
-    rf"(?<![0-9A-Za-z_.\u00c0-\u05ff])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])-?\\?\$?"
-    rf"(?:(?:[0-9]+ ?)?{FRACTION}|(?P<mixed>{_MIXED.pattern})|{INTEGER}\s*/\s*{INTEGER}"
-    rf"|{INTEGER}(?:\.[0-9]+)?\^(?:-?[0-9]+|\{{-?[0-9]+\}})"
-    rf"|(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?)"
+    rf"(?<![0-9A-Za-z_.\u00c0-\u05ff])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])-?\\?\$?{_AMOUNT}"
     r"(?![0-9]|(?:st|nd|rd|th)\b)"
 )
 _IN_ROOT = re.compile(
@@ -48,23 +51,12 @@ def last_number(text: str) -> str | None:
         return None
     if power := _POWER_BEHIND.match(text, last.end()):
         return last[0] + power[0]  # nobody reads 3 millones as 3
-    if len(last[0]) > MAX_ANSWER_LENGTH:  # nor does int() read digits without end
-        return last[0]
-    if last["mixed"] and int(last["over"]) >= int(last["under"]):
-        return f"{last['over']}/{last['under']}"
-    if (part := re.search(FRACTION, last[0])) and int(part[1] or part[3]) >= int(part[2] or part[4]):
-        return part[0] if part.start() and last[0][part.start() - 1] in "0123456789 " else last[0]
     return last[0]
 
 
 # --- a whole answer ---------------------------------------------------------------------------------------------------
 
-_DECIMAL = rf"(?:{INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
-_RAISED = r"\s*\^\s*\{?\s*([+-]?[0-9]{1,3})\s*\}?(?![0-9])"
-_AMOUNT = re.compile(
-    rf"[+-]?\s*(?:{_DECIMAL}(?:\s*(?:\\cdot|\\times|[*xX])\s*10{_RAISED}|[eE][+-]?[0-9]{{1,3}}|{_RAISED})?"
-    rf"|{INTEGER}\s*/\s*{INTEGER}|(?:[0-9]+\s*)?{FRACTION})"
-)
+_WHOLE_ANSWER = re.compile(rf"[+-]?\s*{_AMOUNT}")
 _NAME = re.compile(r"(?:\\?[A-Za-z]|[A-Z]{2,4})?")
 _COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _WHOLE = re.compile(rf"([0-9]+)?\s*{FRACTION}")
@@ -89,7 +81,7 @@ def read_number(text: str) -> Fraction | None:
         return Fraction(text)
     text = rewrite((*SIGNS, *FORMULA, *NUMBER), text)
     *others, last = (bare(re.sub(r"\\?\$", "", side)) for side in text.split("="))
-    if not _AMOUNT.fullmatch(last):
+    if not _WHOLE_ANSWER.fullmatch(last):
         return None
     value = _computed(last)
     checked = others[1:] if others and _NAME.fullmatch(others[0]) else others
@@ -98,7 +90,7 @@ def read_number(text: str) -> Fraction | None:
 
 def _computed(side: str) -> Fraction | None:
     """The value of ``2 * 9`` or ``3\\frac{1}{2}``; None for any expression that is not made of numbers."""
-    side = re.sub(_RAISED, r"**\1", _COMMA.sub("", _WHOLE.sub(_mixed, side)))
+    side = re.sub(_RAISED, lambda power: f"**{power[1] or power[2]}", _COMMA.sub("", _WHOLE.sub(_mixed, side)))
     side = re.sub(r"\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*[0-9])", "*", side).replace(r"\div", "/")
     side = _BESIDE.sub("*", _LITERAL.sub(_exact, side)).strip()
     if not _SUM.fullmatch(side):

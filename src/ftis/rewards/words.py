@@ -31,12 +31,11 @@ _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _LENGTHS = ("mm", "cm", "m", "km", "inch", "foot", "yard", "mile")
 SYMBOLS = r"n[sm]|ms|k[NJWV]|MW"
 """Units of two letters. Outside braces they may be variables, as a unit of one letter may."""
-SIGNS = {"€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "₩": "won", "₽": "ruble", "฿": "baht", "¢": "cent"}
 MONEY = "[\u00a2-\u00a5\u0e3f\u20a0-\u20c0]"
 CURRENCIES = (
     "USD|EUR|GBP|JPY|CNY|INR|CHF|CAD|AUD|NZD|HKD|SGD|SEK|NOK|DKK|PLN|CZK|HUF|RUB|UAH|TRY|BRL|MXN|ZAR|KRW|THB|IDR|VND"
 )
-ABROAD = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0400-\u1fff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+ABROAD = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u1fff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 """Letters of other languages than English, for a class of a pattern."""
 
 # --- words in a text --------------------------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ _MARKS = {
     "degree": re.compile(rf"(?:{DEGREE}|\^\s*\{{\s*\\degree\s*\}})\s*$"),
     "percent": re.compile(r"%\s*$"),
     "dollar": re.compile(r"^\s*-?\s*\\?\$\s*-?[0-9.]"),
-    **{name: re.compile(sign) for sign, name in SIGNS.items()},
+    **{name: re.compile(sign) for sign, name in UNITS.items() if re.fullmatch(MONEY, sign)},
 }
 """Units that are no words."""
 
