@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
@@ -226,8 +226,7 @@ def easier_tasks(recipe: Recipe) -> dict[str, Any]:
     A whole number is halved, and of a list the first is left. Options that the recipe leaves out are tried at the value
     that the task's module names in ``OPTIONS``.
     """
-    family = recipe.task.name.partition(":")[0]
-    module = sys.modules.get(TASKS.get(family, family).rpartition(".")[0])
+    module = importlib.import_module(TASKS.get(recipe.task.name, recipe.task.name).rpartition(".")[0] or "ftis")
     found: dict[str, Any] = {}
     for key, value in {**getattr(module, "OPTIONS", {}), **recipe.task.options}.items():
         smaller: Any = None
