@@ -1065,12 +1065,34 @@ def test_a_swarm_that_cannot_be_meant_is_refused(model: Path, tmp_path: Path) ->
         ({"recipe": scene_recipe(), "settings": {"seed": 1}}, "stand in the recipe"),
         ({"peer": "c"}, "no peer 'c'"),
         ({"settings": {"sampling.num_generations": 3}}, "cannot be divided"),
+        ({"peers": "a,b"}, r"peers=\['a', 'b'\]"),
+        ({"open": False, "link": None}, "give key=… and roster=…"),
     ]
     for swarm, said in cases:
         with pytest.raises(FtisError, match=said):
             of_script(model, config(tmp_path), rows_of(12), **swarm)
-    with pytest.raises(FtisError, match="no length"):
-        of_script(model, config(tmp_path), rows_of(12).to_iterable_dataset())
+    for rows, said in ((rows_of(12).to_iterable_dataset(), "has no length"), (rows_of(12).select([0, 1]), "2 rows")):
+        with pytest.raises(FtisError, match=said):
+            of_script(model, config(tmp_path), rows)
+
+
+def test_a_script_with_a_mistake_ends_in_its_own_line_and_the_error(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise ValueError("not ftis's")
+
+    for call in (lambda: of_script(model, config(tmp_path), rows_of(12), peer="c"), fail):
+        with pytest.raises((FtisError, ValueError)) as mistaken:
+            call()
+        sys.excepthook(mistaken.type, mistaken.value, mistaken.tb)
+        said = capsys.readouterr().err
+        if call is fail:
+            assert said.startswith("Traceback")
+        else:
+            (line,) = said.splitlines()
+            assert line.startswith(f"{__file__}:")
+            assert "no peer 'c'" in line
 
 
 # --- processes --------------------------------------------------------------------------------------

@@ -103,22 +103,37 @@ class Swarm:
         Raises:
             FtisError: no such recipe, peer or arm, or a data set that no swarm can share.
         """
+        for name in ("peers", "listen", "connect"):
+            if isinstance(value := getattr(self, name), str):
+                raise OptionError(f"Swarm: {name} = {value!r}: give a list, as {name}={value.split(',')!r}")
         given = {"key": self.key, "roster": self.roster}
         network: dict[str, Any] = {name: str(path) for name, path in given.items() if path is not None}
         network |= {"listen": list(self.listen)} if self.listen else {}
         network |= {"connect": list(self.connect)} if self.connect else {}
         network |= {"open": True} if self.open else {}
         if self.recipe is None:
-            return self._of_script(args, dataset, network)
+            found = self._of_script(args, dataset, network)
+            self._require_trust(found)
+            return found
         if self.peers or self.settings:
             raise OptionError("peers and settings stand in the recipe: leave them out of Swarm, or give no recipe")
         recipe = self.recipe if isinstance(self.recipe, Recipe) else load(self.recipe)
         recipe = recipe.model_copy(update={"network": network_settings(recipe.network.model_dump() | network)})
+        self._require_trust(recipe)
         if self.link is None:
             return choose_arm(recipe, self.peer, self.arm)[1]
         swarms = arms_of(recipe, (self.arm,) if self.arm else ())[0].swarms
         recipe.peer(self.peer)
         return next(swarm for swarm in swarms if self.peer in {p.name for p in swarm.peers})
+
+    def _require_trust(self, recipe: Recipe | None) -> None:
+        """Refuse a network in which nobody says who is trusted."""
+        if recipe is None or self.link is not None or recipe.network.open:
+            return
+        if recipe.network.roster is None or recipe.network.key is None:
+            raise OptionError(
+                "Swarm: give key=… and roster=… (ftis keys makes them), or open=True to trust whoever can connect"
+            )
 
     def _of_script(self, args: Any, dataset: Any, network: Mapping[str, Any]) -> Recipe | None:
         """The recipe that a script's GRPOConfig and data set amount to."""
@@ -129,10 +144,16 @@ class Swarm:
             return None
         if not hasattr(dataset, "__len__"):
             raise OptionError(
-                "train_dataset has no length: peers share a data set whose rows can be asked for by number"
+                "train_dataset is missing or has no length: give all peers one data set whose rows can be asked for by "
+                "number"
             )
         prompts, steps = args.generation_batch_size // args.num_generations, steps_per_round(args)
         passes = args.num_train_epochs * (len(dataset) // prompts)
+        if len(dataset) < prompts:
+            raise OptionError(
+                f"train_dataset has {len(dataset)} rows, and a round has {prompts} prompts (generation_batch_size / "
+                f"num_generations): take more rows, or a smaller per_device_train_batch_size x steps_per_generation"
+            )
         document: dict[str, Any] = {
             "name": "trl",
             "seed": args.seed,

@@ -110,6 +110,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         swarm: Swarm,
         **options: Any,
     ) -> None:
+        if not isinstance(swarm, Swarm):
+            raise OptionError(f"swarm = {swarm!r}: give a Swarm, as swarm=Swarm(peer=…, peers=[…], open=True)")
         if args is None:  # as GRPOTrainer
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
