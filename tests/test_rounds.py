@@ -88,7 +88,7 @@ CASES = {
     "below the quorum: alone": Case(of_d(GONE), 6, "d", ALONE, says="going on alone, missing: d (gone)"),
     "below the quorum: stop": Case(of_d(GONE), 6, settings=STOP, fails=r"2 of 3 peers .*missing: d \(gone\)"),
     "nobody comes: wait": Case((), None, settings={"quorum": 1}, says="b (not seen yet), c (not seen yet)"),
-    "not seen yet: since when": Case(there("b"), None, settings=ALL, says="; c, d did not show up in the 21 s"),
+    "not seen yet: since when": Case(there("b"), None, settings=ALL, says="; no sign of c, d in 21 s"),
     "nobody comes: alone": Case((), 10, "bcd", {"below_quorum": "alone"}, says="going on alone"),
     "quorum of one": Case((*there("bcd"), (1, "b", "delivers"), (2, "c", "leaves"), (2, "d", "leaves")), 3, "cd"),
     # set aside

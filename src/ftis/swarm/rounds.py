@@ -478,8 +478,8 @@ class Rounds:
         if not unseen:
             return ""
         return (
-            f"; {', '.join(unseen)} did not show up in the {now - self._entered:.0f} s since this peer is there: start "
-            f"it, or check on both sides who listens and connects where"
+            f"; no sign of {', '.join(unseen)} in {now - self._entered:.0f} s: start it, or check on both sides who "
+            f"listens and connects where"
         )
 
     def _state(self, name: str) -> str:
