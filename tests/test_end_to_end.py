@@ -207,6 +207,18 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_several_rewards_have_their_means(workplace: Path) -> None:
+    weights = {"evenness": 1.0, "first_even": -0.5}
+    functions = json.dumps([f"tiny_rewards.{name}" for name in weights])
+    keys = (f"reward.function={functions}", f"reward.reward_weights={list(weights.values())}", "training.rounds=2")
+    assert ftis("train", "recipe.toml", "--set", "processes=inline", *(f"--set={key}" for key in keys)) == 0
+    for row in read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"):
+        means = {name: row[f"rewards/{name}/mean"] for name in weights}
+        assert row["reward"] == pytest.approx(sum(weight * means[name] for name, weight in weights.items()))
+        assert (row["peer/b/admitted"], row["peer/b/rejected"]) == (8, 0)
+    assert "tiny_rewards" in json.loads((run_of(workplace) / "provenance.json").read_text())["modules"]
+
+
 def by_round(records: dict[str, Any]) -> dict[str, Any]:
     """Records without what depends on the number of rounds: the honesty test's threshold, and the last evaluation."""
     kept = {path: rows for path, rows in records.items() if "evaluations" not in path}

@@ -14,7 +14,7 @@ from ftis.config import PromptConfig, RewardConfig
 from ftis.prompts import AnswerKind
 from ftis.rewards import answers, extract_answer, format_and_answer
 from ftis.rewards.answers import Extract, require_rewardable
-from ftis.rewards.scoring import RewardError, Scorer, load_scorer
+from ftis.rewards.scoring import RewardError, Scorer, load_scorer, parts_of
 from ftis.rollouts import Prompt
 
 RIGHT = "<think>2+2 is 4</think><answer>4</answer>"
@@ -147,7 +147,7 @@ def test_every_gsm8k_solution_is_right_and_wrong_by_a_digit(split: str, size: in
 
 
 def reward_of(kind: AnswerKind, **settings: Any) -> Scorer:
-    return load_scorer(RewardConfig.model_validate(settings), PromptConfig(), kind)
+    return parts_of(load_scorer(RewardConfig.model_validate(settings), PromptConfig(), kind))[0]
 
 
 def require(answer: str, kind: AnswerKind, extract: str, **settings: Any) -> None:

@@ -6,8 +6,9 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from ftis.config import FtisError, PromptConfig, RecipeError, RewardConfig
 from ftis.prompts import AnswerKind
-from ftis.rewards.scoring import RewardError, Scorer, load_scorer, require_columns
+from ftis.rewards.scoring import RewardError, Scorer, WeightedScorer, load_scorer, parts_of, require_columns
 from ftis.rollouts import Prompt
 
 RIGHT = "<think>2+2 is 4</think><answer>4</answer>"
@@ -24,7 +25,8 @@ PROMPT = Prompt(3, "2+2", "4", {"level": 5, "answer": "shadowed", "prompts": "sh
 
 
 def scorer(path: str = "ftis.rewards.format_and_answer", kind: AnswerKind = "number", answer: str = "auto") -> Scorer:
-    return load_scorer(RewardConfig.model_validate({"function": path, "answer": answer}), PromptConfig(), kind)
+    config = RewardConfig.model_validate({"function": path, "answer": answer})
+    return parts_of(load_scorer(config, PromptConfig(), kind))[0]
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,28 @@ def my_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     for name in ("my_rewards", "my_broken", "my_import"):
         sys.modules.pop(name, None)
+
+
+def several(*functions: str, weights: Sequence[float] = ()) -> Any:
+    config = RewardConfig.model_validate({"function": list(functions), "reward_weights": list(weights)})
+    return load_scorer(config, PromptConfig(), "number")
+
+
+def test_several_rewards_are_summed_by_their_weights_and_each_has_its_mean() -> None:
+    score = several("my_rewards.lengths", "my_rewards.array", weights=[2.0, -0.5])
+    assert isinstance(score, WeightedScorer)
+    assert score(PROMPT, ["x", "yz"], [[7], [8, 9]]) == (2 * 0.5 - 0.5, 2 * 1.0 - 0.5)
+    assert score.means([(PROMPT.question, "yz")]) == {"rewards/lengths/mean": 1.0, "rewards/array/mean": 1.0}
+    assert not score.seen
+    assert several("my_rewards.lengths", "my_rewards.array")(PROMPT, ["x"], [[7]]) == (0.5 + 1.0,)
+    assert several("my_rewards.lengths", weights=[3.0])(PROMPT, ["x"], [[7]]) == (1.5,)
+    assert isinstance(several("my_rewards.lengths"), Scorer)
+    with pytest.raises(RewardError, match=r"reward_weights = \[1.0\]: 1 weights of 2"):
+        several("my_rewards.lengths", "my_rewards.array", weights=[1.0])
+    with pytest.raises(RewardError, match=r"two are called 'lengths'"):
+        several("my_rewards.lengths", "other.lengths")
+    with pytest.raises(RewardError, match="closed"):
+        several("my_rewards.lengths", "my_rewards.closed")
 
 
 def test_the_built_in_reward_follows_the_recipe() -> None:

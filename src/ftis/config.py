@@ -96,8 +96,10 @@ class PromptConfig(_Section):
 class RewardConfig(_Section):
     """The reward of a completion."""
 
-    function: str = "ftis.rewards.format_and_answer"
-    """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``."""
+    function: str | Annotated[Strings, Field(min_length=1)] = "ftis.rewards.format_and_answer"
+    """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``, or of several."""
+    reward_weights: Annotated[tuple[float, ...], Field(strict=False)] = ()
+    """With several functions: the weight of each in their sum; empty: 1 of each."""
     answer: Literal["auto", "number", "math", "exact"] = "auto"
     """How the built-in reward compares answers; ``auto`` is the task's own way."""
     extract: Literal["tags", "boxed", "last_number"] = "tags"

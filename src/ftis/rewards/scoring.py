@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ftis.admission import ScoringError
+from ftis.admission import Score, ScoringError
 from ftis.config import FtisError, PromptConfig, RewardConfig
 from ftis.prompts import AnswerKind
 from ftis.rollouts import Ints, Prompt
@@ -138,6 +138,63 @@ class Scorer:
         return number
 
 
+@dataclass(frozen=True)
+class WeightedScorer:
+    """Scores completions with several reward functions: r = Σ w_i r_i, as TRL does.
+
+    Attributes:
+        seen: the functions' rewards of each (question, completion) since :meth:`means` was asked.
+    """
+
+    parts: Sequence[Scorer]
+    weights: Sequence[float]
+    seen: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The functions' dotted paths, for messages."""
+        return ", ".join(part.path for part in self.parts)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The recipe's values of parameters in any function's signature."""
+        return {name: value for part in self.parts for name, value in part.settings.items()}
+
+    def __call__(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
+    ) -> tuple[float, ...]:
+        """One reward per completion.
+
+        Raises:
+            RewardError: as :class:`Scorer`.
+        """
+        each = list(zip(*(part(prompt, completions, completion_ids) for part in self.parts), strict=True))
+        self.seen.update({(prompt.question, text): of for text, of in zip(completions, each, strict=True)})
+        return tuple(sum(w * r for w, r in zip(self.weights, of, strict=True)) for of in each)
+
+    def means(self, own: Iterable[tuple[str, str]]) -> dict[str, float]:
+        """``rewards/<function>/mean``, as in TRL, over these (question, completion). Forgets all that it has seen."""
+        each_N = [self.seen[one] for one in own]
+        self.seen.clear()
+        means = np.mean(each_N, axis=0).tolist() if each_N else []
+        return {f"rewards/{name_of(part.path)}/mean": m for part, m in zip(self.parts, means, strict=False)}
+
+
+def parts_of(score: Score) -> Sequence[Scorer]:
+    """The reward functions that a score is made of; none of a score that no recipe names."""
+    return score.parts if isinstance(score, WeightedScorer) else [score] if isinstance(score, Scorer) else []
+
+
+def name_of(path: str) -> str:
+    """The last part of a dotted path."""
+    return path.rpartition(".")[2]
+
+
+def functions_of(reward: RewardConfig) -> tuple[str, ...]:
+    """The dotted paths of the recipe's reward functions."""
+    return (reward.function,) if isinstance(reward.function, str) else reward.function
+
+
 def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
     """Refuse a reward function with an argument that no column has.
 
@@ -161,20 +218,34 @@ def kind_of_answers(reward: RewardConfig, tasks_own: AnswerKind) -> AnswerKind:
     return tasks_own if reward.answer == "auto" else reward.answer
 
 
-def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer:
-    """The recipe's reward function, ready to call.
+def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer | WeightedScorer:
+    """The recipe's reward function or weighted functions, ready to call.
 
     Args:
-        reward: names the function by its dotted path, and the way to compare answers.
+        reward: names each function by its dotted path, and the way to compare answers.
         prompt: names the tags, and the prefill.
         answer_kind: the task's own, for ``reward.answer = "auto"``.
 
     Raises:
         RecipeError: the path leads to no object.
-        RewardError: the object cannot be called with a data set's columns.
+        RewardError: the object cannot be called with a data set's columns, two functions have one name, or the weights
+            are not as many as the functions.
     """
-    function = look_up(reward.function, "reward.function")
-    where = f"reward.function = {reward.function!r}"
+    paths, weights = functions_of(reward), reward.reward_weights
+    if weights and len(weights) != len(paths):
+        raise RewardError(
+            f"reward.reward_weights = {list(weights)}: {len(weights)} weights of {len(paths)} functions in "
+            f"reward.function; give each function one"
+        )
+    if twice := [path for i, path in enumerate(paths) if name_of(path) in map(name_of, paths[:i])]:
+        raise RewardError(f"reward.function: two are called {name_of(twice[0])!r}, as {twice[0]!r} is: rename one")
+    parts = [_load(path, reward, prompt, answer_kind) for path in paths]
+    return WeightedScorer(parts, weights or (1.0,) * len(parts)) if weights or len(parts) > 1 else parts[0]
+
+
+def _load(path: str, reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer:
+    function = look_up(path, "reward.function")
+    where = f"reward.function = {path!r}"
     if not callable(function):
         raise RewardError(
             f"{where}: is a {type(function).__name__}, not a function; "
@@ -183,7 +254,7 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some callables written in C have no signature
-        return Scorer(function, reward.function, prefill=prompt.prefill)
+        return Scorer(function, path, prefill=prompt.prefill)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise RewardError(
             f"{where}: does not take the data set's columns; add **columns to its arguments, as in "
@@ -201,4 +272,4 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
     named = {name: value for name, value in settings.items() if name in parameters}
     by_name = (p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
     required = tuple(p.name for p in by_name if p.default is p.empty)
-    return Scorer(function, reward.function, named, prompt.prefill, required)
+    return Scorer(function, path, named, prompt.prefill, required)

@@ -18,7 +18,7 @@ from ftis.policy import own_ends
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError
 from ftis.rewards.answers import require_rewardable
-from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, require_columns
+from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, parts_of, require_columns
 from ftis.run.assembly import check_names
 from ftis.run.prompting import look_at_prompts
 from ftis.schedule import assigned
@@ -96,9 +96,10 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:
-        require_columns(score, task.validation[0], config.name)
-        require_rewardable(score, task.train, f"task {config.name!r}, training problem")
-        require_rewardable(score, task.validation, f"task {config.name!r}, validation problem")
+        for part in parts_of(score):
+            require_columns(part, task.validation[0], config.name)
+            require_rewardable(part, task.train, f"task {config.name!r}, training problem")
+            require_rewardable(part, task.validation, f"task {config.name!r}, validation problem")
         rewarded.add(asked)
     return task
 

@@ -17,6 +17,7 @@ from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
+from ftis.rewards.scoring import WeightedScorer
 from ftis.rollouts import Prompt
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
@@ -102,6 +103,10 @@ class Trainer:
         """Record a finished round."""
         peer = self.peer
         record.metrics.update(parts_of_reward(peer.recipe, peer.member.task, peer.name, record.rollouts))
+        if isinstance(score := peer.member.admitter.score, WeightedScorer):
+            table = record.rollouts
+            rows = zip(table["source"], table["question"], table["completion"], strict=True)
+            record.metrics.update(score.means([(asked, text) for source, asked, text in rows if source == peer.name]))
         if memory := peak_bytes(peer.policy.device):
             record.metrics["peak_memory"] = memory
         self.records.round(record)
