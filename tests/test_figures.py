@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from io import StringIO
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
@@ -187,37 +185,6 @@ def test_only_charts_that_show_something_become_files(tmp_path: Path) -> None:
     shown = chart("Reward", "round", [Series("a", 0, [(0.0, 0.0), (1.0, 1.0)])])
     figures.write_figures(tmp_path, [Panel("one", shown), Panel("none", empty("t", "", "nothing"))])
     assert [path.name for path in tmp_path.iterdir()] == ["one.svg"]
-
-
-def differences(*rows: dict[str, Any]) -> Chart:
-    usual = {"baseline": "alone", "split": "v", "per_seed": {"0": 0.1}, "mean": 0.1, "low": None, "high": None}
-    styles = arm_styles([*dict.fromkeys(row["arm"] for row in rows), "alone"], ["alone"])
-    return figures.differences("small", [{**usual, **row} for row in rows], styles).chart
-
-
-def test_one_far_row_of_differences_does_not_flatten_the_others() -> None:
-    means = {"near": -0.05, "nearer": 0.03, "far": -0.6}
-    rows = [
-        {"arm": arm, "per_seed": {"0": mean}, "mean": mean, "low": mean - 0.02, "high": mean + 0.02}
-        for arm, mean in means.items()
-    ]
-    drawn = differences(*rows)
-    (number,) = [mark for mark in drawn.marks if isinstance(mark, Words) and mark.text == "−0.60"]
-    assert (number.x, number.anchor) == (110.0, "start")  # at the left edge
-    assert not [mark for mark in differences(rows[2]).marks if isinstance(mark, Words) and mark.text == "−0.60"]
-    intervals = [m.points for m in drawn.marks if isinstance(m, Polyline) and m.width == 2.2]
-    usual = 1.12 * 3 * 0.07  # three times as far as the median row, the first
-    lengths = [points[1][0] - points[0][0] for points in intervals]
-    assert lengths == pytest.approx([236 * 0.04 / (2 * usual)] * 2 + [0], abs=0.11)
-
-
-def test_rows_of_differences_name_the_split_if_there_are_several() -> None:
-    def words(*named: tuple[str, str]) -> set[str]:
-        drawn = differences(*({"arm": arm, "split": split} for arm, split in named))
-        return {mark.text for mark in drawn.marks if isinstance(mark, Words)} & {"F-TIS", "NoIS", "validation", "ood"}
-
-    assert words(("F-TIS", "validation"), ("NoIS", "validation")) == {"F-TIS", "NoIS"}
-    assert words(("F-TIS", "validation"), ("F-TIS", "ood")) == {"F-TIS", "validation", "ood"}
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_a_report_has_each_chart_beside_it_and_is_the_same_again(study: Path) ->
     assert "better than alone by +0.100 (95% interval +0.088 to +0.112, 5 seeds)" in text
     assert html.count("<svg") == len(files) - 2
     kinds = {file.name.split("-")[0] for file in files[2:]}
-    assert kinds == {"participation", "shares", "kl", "weights", "learning", "difference"}
+    assert kinds == {"participation", "shares", "kl", "weights", "learning"}
     for file in files[1:]:
         root = ElementTree.fromstring(before[file])
         assert root.tag == "{http://www.w3.org/2000/svg}svg"

@@ -222,8 +222,8 @@ class Plot:
 
     Args:
         x, y: the ends of the axes.
-        left, right: room beside the frame, in units of the drawing.
-        x_ticks, y_ticks: marks of the axes; by default round numbers.
+        right: room beside the frame, in units of the drawing.
+        y_ticks: marks of the axis; by default round numbers.
     """
 
     def __init__(
@@ -232,41 +232,29 @@ class Plot:
         y: tuple[float, float],
         x_label: str,
         *,
-        x_scale: Scale = linear,
         y_scale: Scale = linear,
-        x_ticks: Sequence[Tick] | None = None,
         y_ticks: Sequence[Tick] | None = None,
-        left: int = LEFT,
         right: int = RIGHT,
-        height: int = HEIGHT,
-        upright: bool = False,
     ) -> None:
         self._x, self._y = _apart(*x), _apart(*y)
-        self._scales = x_scale, y_scale
-        self._frame = (left, TOP, WIDTH - right, height - BOTTOM)
-        self._height = height
+        self._scales = linear, y_scale
+        self._frame = (LEFT, TOP, WIDTH - right, HEIGHT - BOTTOM)
         self._names: list[tuple[float, str, str]] = []
         self._legend: list[tuple[str, str, float]] = []
-        if x_ticks is None:
-            numbers = _round_numbers(*self._x, 4, least=float(x_label == ROUND))
-            x_ticks = [Tick(at, true_minus(in_short(at))) for at in numbers]
         if y_ticks is None:
             y_ticks = [Tick(at, true_minus(f"{at:g}")) for at in _round_numbers(*self._y, 5)]
         self._marks: list[Mark] = []
-        first, top, last, bottom = self._frame
+        first, _, last, bottom = self._frame
         for tick in y_ticks:
             at = self.place(self._x[0], tick.at)[1]
-            if not upright:
-                self._marks.append(Polyline(((first, at), (last, at)), "rule", 0.7))
-            lines = tick.text.split("\n")
-            for i, text in enumerate(lines):
-                self._marks.append(Words(first - 6, at + 11 * (i - (len(lines) - 1) / 2), text, anchor="end"))
-        for tick in x_ticks:
-            at = self.place(tick.at, self._y[0])[0]
-            if upright:
-                self._marks.append(Polyline(((at, top), (at, bottom)), "rule", 0.7))
-            self._marks.append(Words(at, bottom + 9, tick.text, anchor="middle"))
-        self._marks.append(Words(last, height - 7, x_label, anchor="end"))
+            self._marks += [
+                Polyline(((first, at), (last, at)), "rule", 0.7),
+                Words(first - 6, at, tick.text, anchor="end"),
+            ]
+        for number in _round_numbers(*self._x, 4, least=float(x_label == ROUND)):
+            at = self.place(number, self._y[0])[0]
+            self._marks.append(Words(at, bottom + 9, true_minus(in_short(number)), anchor="middle"))
+        self._marks.append(Words(last, HEIGHT - 7, x_label, anchor="end"))
 
     def place(self, x: float, y: float) -> Point:
         """The place of a value in the drawing; a value beyond the frame is put on its edge."""
@@ -294,7 +282,7 @@ class Plot:
         if placed and (len(placed) > 1 or not marker):
             self._marks.append(Polyline(placed, ink, width, dashes, opacity))
         if marker and len(placed) < MOST_POINTS / 3:
-            self._marks += [_marker(marker, at, 2.3, ink) for at in placed]
+            self._marks += [_marker(marker, at, ink) for at in placed]
         if name and points:
             self.name(points[-1][1], name, ink)
 
@@ -320,14 +308,9 @@ class Plot:
         if name:
             self.name(y, name, ink)
 
-    def upright(self, x: float) -> None:
-        """Draw a line from the bottom to the top."""
-        (_, top, _, bottom), at = self._frame, self.place(x, self._y[0])[0]
-        self._marks.append(Polyline(((at, top), (at, bottom)), "ink", 1))
-
-    def mark(self, x: float, y: float, marker: str, ink: str, size: float = 2.3, opacity: float = 1.0) -> None:
-        """Draw a single marker."""
-        self._marks.append(_marker(marker, self.place(x, y), size, ink, opacity))
+    def dot(self, x: float, y: float, ink: str) -> None:
+        """Draw a single point."""
+        self._marks.append(Dot(*self.place(x, y), 2.3, ink))
 
     def name(self, y: float, text: str, ink: str) -> None:
         """Write a name at the right edge; names that would overlap are pushed apart."""
@@ -336,10 +319,6 @@ class Plot:
     def legend(self, ink: str, text: str, opacity: float = 1.0) -> None:
         """Add a line below the frame with the meaning of an ink."""
         self._legend.append((ink, text, opacity))
-
-    def words(self, x: float, y: float, text: str, anchor: str = "start") -> None:
-        """Write words at a place in units of the drawing."""
-        self._marks.append(Words(x, y, text, anchor=anchor))
 
     def chart(self, title: str, alt: str, subtitle: str = "") -> Chart:
         """The finished chart."""
@@ -353,13 +332,13 @@ class Plot:
             for (name, ink), height in zip(names, heights, strict=True):
                 marks.append(Words(last + 6, round(bottom - (bottom - top) * height, 1), name, ink, strong=True))
         for i, (ink, text, opacity) in enumerate(self._legend):
-            x, y = self._frame[0] + 150 * (i % 2), self._height + 8 + LEGEND_ROW * (i // 2)
+            x, y = self._frame[0] + 150 * (i % 2), HEIGHT + 8 + LEGEND_ROW * (i // 2)
             marks += [
                 Area([(x, y - 4), (x + 9, y - 4), (x + 9, y + 4), (x, y + 4)], ink, opacity),
                 Words(x + 14, y, text),
             ]
         rows = -(-len(self._legend) // 2)
-        return Chart(title, alt, marks, subtitle, "", width, self._height + LEGEND_ROW * rows + 4 * bool(rows))
+        return Chart(title, alt, marks, subtitle, "", width, HEIGHT + LEGEND_ROW * rows + 4 * bool(rows))
 
 
 def empty(title: str, alt: str, why: str, subtitle: str = "") -> Chart:
@@ -390,7 +369,7 @@ def chart(
     for s, points in known:
         dashes = (4.0, 2.0) if s.number // LINES % 2 else ()
         plot.line(points, f"line-{s.number % LINES}", s.name, dashes=dashes)
-        plot.mark(*points[-1], "o", f"line-{s.number % LINES}")
+        plot.dot(*points[-1], f"line-{s.number % LINES}")
     ends = ", ".join(f"{s.name} {points[-1][1]:.3g}" for s, points in known[:NAMED])
     more = "" if len(known) <= NAMED else f" and {len(known) - NAMED} more"
     return plot.chart(title, f"{title} over {x_label}; at the end {ends}{more}")
@@ -415,20 +394,19 @@ def powers_of_ten(low: float, high: float) -> list[Tick]:
     return [Tick(10.0**power, f"{10.0**power:g}") for power in range(first, last + 1, step)]
 
 
-def _marker(kind: str, at: Point, r: float, ink: str, opacity: float = 1.0) -> Mark:
-    (x, y), k, d = at, 0.9 * r, 1.25 * r
+def _marker(kind: str, at: Point, ink: str) -> Mark:
+    (x, y), r = at, 2.3
+    k, d = 0.9 * r, 1.25 * r
     corners = {
         "s": [(-k, -k), (k, -k), (k, k), (-k, k)],
         "A": [(0, -d), (d, k), (-d, k)],
         "v": [(0, d), (d, -k), (-d, -k)],
         "D": [(0, -d), (d, 0), (0, d), (-d, 0)],
         "P": [(-0.4 * r, -d), (0.4 * r, -d), (0.4 * r, d), (-0.4 * r, d)],
-        "<": [(-d, 0), (d, -d), (d, d)],
-        ">": [(d, 0), (-d, -d), (-d, d)],
     }
     if kind not in corners:
-        return Dot(x, y, r, ink, opacity)
-    return Area([(round(x + dx, 1), round(y + dy, 1)) for dx, dy in corners[kind]], ink, opacity)
+        return Dot(x, y, r, ink)
+    return Area([(round(x + dx, 1), round(y + dy, 1)) for dx, dy in corners[kind]], ink)
 
 
 def _path(points: Sequence[Point]) -> str:

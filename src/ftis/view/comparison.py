@@ -14,7 +14,7 @@ from ftis.comparison.budgets import mean_spent
 from ftis.config import PeerConfig
 from ftis.records.reading import LAST_EVALUATIONS, VALIDATION, Study
 from ftis.view import figures
-from ftis.view.charts import Panel, Style, arm_styles
+from ftis.view.charts import Style, arm_styles
 from ftis.view.sections import (
     MOST_UNFOLDED,
     ArmLabel,
@@ -95,7 +95,6 @@ class VerdictGroup:
     baseline: ArmLabel
     equal: str
     verdicts: Sequence[VerdictRow]
-    figure: Panel
 
 
 @dataclass(frozen=True)
@@ -163,12 +162,12 @@ def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Styl
 
 def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     compared = [c for c in results["comparisons"] if c["peer"] == peer.name]
-    return Card(peer.name, model_in_words(peer), _groups(peer.name, compared, styles))
+    return Card(peer.name, model_in_words(peer), _groups(compared, styles))
 
 
 def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
     n = len(study.peer_names)
-    return Card("The mean over peers", f"{n} peers", _groups(figures.MEAN, results["together"], styles))
+    return Card("The mean over peers", f"{n} peers", _groups(results["together"], styles))
 
 
 def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
@@ -179,14 +178,13 @@ def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str],
     return groups
 
 
-def _groups(name: str, compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
-    """The verdicts by baseline and budget; ``name`` is the name of the peer, or of the mean."""
+def _groups(compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
+    """The verdicts by baseline and budget."""
     return [
         VerdictGroup(
             baseline=ArmLabel(baseline, styles[baseline].ink),
             equal=equal,
             verdicts=[_verdict(c, styles) for c in group],
-            figure=figures.differences(name, group, styles),
         )
         for (baseline, equal), group in by_budget(compared).items()
     ]

@@ -1,4 +1,4 @@
-"""The charts of the pages: accuracy, differences from a baseline, and the exchange between peers.
+"""The charts of the pages: accuracy, and the exchange between peers.
 
 A chart shows one peer or one pair of peers. So a page can set charts side by side if there is room, and one below the
 other on a phone.
@@ -12,13 +12,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ftis.check.formatting import true_minus
 from ftis.records.files import write_whole
 from ftis.records.pairs import PairMeasures
 from ftis.view.charts import (
-    BOTTOM,
     ROUND,
-    TOP,
     Chart,
     Panel,
     Plot,
@@ -37,9 +34,6 @@ from ftis.view.sections import render_figure
 
 MOST_SIDE_BY_SIDE = 8
 """The most panels in a line of ``learning_curves.svg``."""
-
-MOST_OF_USUAL = 3.0
-"""The longest axis of a chart of differences, as a multiple of the median row's reach."""
 
 MEAN = "mean over peers"
 """The name of the mean in charts. No peer can have it, since a peer's name has no blanks."""
@@ -140,61 +134,6 @@ def with_room(low: float, high: float) -> tuple[float, float]:
     """The ends of an axis for values from ``low`` to ``high``, with room around them; for shares, at most 1.02."""
     room = max(0.12 * (high - low), 0.02)
     return max(-0.02, low - room) if low >= 0 else low - room, min(1.02, high + room) if high <= 1 else high + room
-
-
-def differences(peer: str, comparisons: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> Panel:
-    """Final accuracy minus one baseline's, a row per arm and split: mean, 95 % interval, and a dot per seed.
-
-    A value beyond the axis is drawn as an arrow on the edge; a mean there has its number beside it.
-    """
-    baseline = comparisons[0]["baseline"]
-    reach = _reach(comparisons)
-
-    def shown(x: float, marker: str) -> str:
-        return marker if abs(x) <= reach else "<" if x < 0 else ">"
-
-    splits = list(dict.fromkeys(c["split"] for c in comparisons))
-    rows = [-(i + 0.3 * splits.index(c["split"])) for i, c in enumerate(comparisons)]
-    labels = [short(c["arm"]) + (f"\n{short(c['split'])}" if len(splits) > 1 else "") for c in comparisons]
-    plot = Plot(
-        (-reach, reach),
-        (rows[-1] - 0.5, 0.6),
-        f"final − {short(baseline)}",
-        y_ticks=[Tick(y, label) for y, label in zip(rows, labels, strict=True)],
-        left=110,
-        right=14,
-        height=TOP + BOTTOM + 14 + round(36 * (len(comparisons) + 0.3 * (len(splits) - 1))),
-        upright=True,
-    )
-    plot.upright(0.0)
-    for y, c in zip(rows, comparisons, strict=True):
-        style = styles[c["arm"]]
-        if c["low"] is not None:
-            plot.line([(c["low"], y), (c["high"], y)], style.ink, width=2.2)
-            for bound in (c["low"], c["high"]):
-                if abs(bound) > reach:
-                    plot.mark(bound, y, shown(bound, ""), style.ink, 3.5)
-        for value in c["per_seed"].values():
-            plot.mark(value, y + 0.24, shown(value, "o"), style.ink, 1.9, opacity=0.55)
-        plot.mark(c["mean"], y, shown(c["mean"], style.marker), style.ink, 4)
-        if abs(c["mean"]) > reach:
-            at, height = plot.place(c["mean"], y - 0.3)
-            plot.words(at, height, true_minus(f"{c['mean']:+.2f}"), "start" if c["mean"] < 0 else "end")
-    plot.words(110, 7, "← worse")
-    plot.words(346, 7, "better →", "end")
-    text = "; ".join(f"{c['arm']} on {c['split']} {c['mean']:+.3f}" for c in comparisons)
-    alt = f"{peer}: final accuracy minus {baseline}: {text}"
-    name = f"difference-{peer}-from-{baseline}".replace(" ", "~")
-    return Panel(name, plot.chart(short(peer), alt, f"difference from {short(baseline)}"))
-
-
-def _reach(comparisons: Sequence[Mapping[str, Any]]) -> float:
-    """The reach of an axis of differences to both sides. Neither a single far row nor a wide interval determines it."""
-    measured = [max(abs(v) for v in (*c["per_seed"].values(), c["mean"])) for c in comparisons]
-    bounds = [[abs(v) for v in (c["low"], c["high"]) if v is not None] for c in comparisons]
-    rows = [max([own, *ends]) for own, ends in zip(measured, bounds, strict=True)]
-    most: float = min(max(rows), max(2.5 * max(measured), 0.05), MOST_OF_USUAL * median(rows))
-    return 1.12 * max(0.02, most)
 
 
 def write_figures(directory: Path, panels: Sequence[Panel]) -> None:
