@@ -90,10 +90,10 @@ def _same_words(given: str, expected: str) -> bool | None:
     not ``2:15``.
     """
     one, other = (bare(_in_plain_words(text)) for text in (given, expected))
-    worded = WORDS.search(expected) or re.fullmatch("[A-Z][a-z]{2,}", other)
+    worded = WORDS.search(expected) or _UNKNOWN_WORD.fullmatch(other)
     if one == other or (worded and one.lower() == other.lower()):
         return True
-    if worded and one.isalpha() and other.isalpha() and min(len(one), len(other)) > 2:
+    if worded and one.isalpha() and other.isalpha() and min(len(one), len(other)) > 1:
         return False
     points = [_POINTS.fullmatch(text) for text in (one, other)]
     if points[0] and points[1]:
@@ -177,7 +177,7 @@ _THEREFORE = re.compile(r"\\(?:[Rr]ightarrow|implies|therefore)(?![A-Za-z])")
 _VARIABLE = rf"{LETTER}(?:\s*(?:\^\s*(?:-1|\{{\s*-1\s*\}})\s*)?\([^()A-Za-z]*\))?"
 _FUNCTION = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?:\s*[\^_]\s*(?:\{[^{}]*\}|[0-9]))?(?![a-z])"
 _NAME = re.compile(rf"(?:{_FUNCTION}\s*[({{\[|]?\s*[0-9]*|[({{\[|]?)\s*{_VARIABLE}\s*[)}}\]|]?")
-_UNKNOWN_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:[A-Z]+|a?[b-df-hj-np-tv-z]{1,2})(?![A-Za-z]))[A-Za-z]{2,}")
+_UNKNOWN_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:[A-Z]+|(?i:a?[b-df-hj-np-tv-z]{1,3}))(?![A-Za-z]))[A-Za-z]{2,}")
 """Letters that name no points and no product, as few variables are vowels."""
 _POWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9])")
 """A question may ask for a power of a matrix, as for its inverse."""

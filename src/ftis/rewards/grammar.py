@@ -62,9 +62,9 @@ _EDGE = re.compile(r"^(?:\\[,;:!]|\\\s|~|\s)+|(?:(?<!\\)\\[,;:!]|(?<!\\)\\(?:\s|
 
 
 def bare(text: str) -> str:
-    """A text without final period and without the bold type, box or dollar signs around all of it."""
+    """A text without a final period or comma, and without the bold type, box or dollar signs around all of it."""
     text = _EDGE.sub("", text.strip())
-    text = text if text.endswith("..") else _EDGE.sub("", text.removesuffix("."))
+    text = text if text.endswith("..") else _EDGE.sub("", text.removesuffix(text[-1:] if text[-1:] in ".,;" else ""))
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
@@ -127,7 +127,7 @@ def _base_in_digits(found: re.Match[str]) -> str:
 
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 FRACTION = r"\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![.,]?[0-9])"
-RELATION = re.compile(r"(?<![<>!\\])=|\\(?:equiv|approx|in)(?![A-Za-z])")
+RELATION = re.compile(r"(?<![<>\\])=|\\(?:equiv|approx|in)(?![A-Za-z])")
 """The signs between the sides of an equation."""
 _SHARED = {"end": "(?![A-Za-z])", "gap": r"(?:\s|\\[,;:! ])", "text": TEXT, "money": MONEY, "codes": CURRENCIES}
 _SHARED |= {"scale": "|".join(_SCALES), "bases": _BASES, "degree": DEGREE, "symbols": SYMBOLS, "integer": INTEGER}
@@ -174,7 +174,7 @@ SIGNS = (
         r"(?:\\operatorname\s*\{|\\|(?<![\\A-Za-z])(?=arc))(arc)?(c?)tg(?:\}|<end>)",
         lambda found: rf"\{found[1] or ''}{'cot' if found[2] else 'tan'}",
     ),
-    _sub("x!=3", r"x\neq 3", r"(?:!|\\not\s*)=", r"\\neq "),
+    _sub("x!=3", r"x\neq 3", r"(?:(?<![0-9)])!|\\not\s*)=", r"\\neq "),
     _sub(
         r"3\text{ million eggs}",
         r"3\cdot 10^{6}\text{ eggs}",
@@ -235,7 +235,7 @@ _TIDY = (
         r"(\\(?:sin|cos|tan|cot|sec|csc)<end>\s*(?:\^\s*\{?\s*[0-9]\s*\}?\s*)?[({]?\s*)([0-9]+(?:\.[0-9]+)?)<degree>",
         r"\1\\frac{\2\\pi}{180}",
     ),
-    _sub(r"\text{18}", "18", r"^<text>([^{}A-Za-z]*)\}$", r"\1"),
+    _sub(r"\text{18 ways}", "18 ways", r"^<text>\s*([0-9][^{}]*)\}$", r"\1"),
     Rule(r"\text{Area}=15\text{ cm}^2", "x=15 ", without_words),  # both answers' units are compared before
     _sub("90° C", "90", r"<degree>(?:\s*[CF]\s*$)?"),
     _sub("£5", "5", r"\s*(?:<text>\s*<money>\s*\}|<money>|\\pounds<end>)\s*"),
@@ -261,7 +261,7 @@ _TIDY = (
 FORMULA = (
     *_TIDY,
     *_TIDY,  # behind a unit a dollar sign may close: $5$ cm
-    _sub("-$36", "-36", r"^([+-]?)\\?\$\s*(?=[+-]?[0-9.][^$]*\Z)", r"\1"),
+    _sub("x=-$36", "x=-36", r"((?:^|=)\s*[+-]?)\\?\$\s*(?=[+-]?[0-9.][^$]*\Z)", r"\1"),
 )
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -55,7 +55,9 @@ _RUN = re.compile(
 )
 """Words behind a value, in braces or not."""
 _TOKEN = re.compile(rf"\^\{{?\s*(-?[1-3])\s*\}}?|({_WORD}|/)")
-_LABEL = re.compile(rf"^\s*((?:{_GROUP}|[A-Za-z{ABROAD}'’ ])++)(?:\s*([=:])|(?=\\approx(?![A-Za-z])))")
+_LABEL = re.compile(
+    rf"^\s*((?:{_GROUP}|[A-Za-z{ABROAD}'’ ])++)(?:\s*[=:]|(?=\\approx(?![A-Za-z]))|(?<=\sis\s)(?=[+-]?\\?\$?[0-9]))"
+)
 
 
 class Measure(NamedTuple):
@@ -111,9 +113,12 @@ def without_words(text: str) -> str:
 
     Letters outside braces may be variables, so words there have at least two.
     """
-    return _LABEL.sub(
-        lambda found: f"x{found[2] and '='}" if _names(found[1]) else found[0], _RUN.sub(_without_run, text)
-    )
+    return _LABEL.sub(_without_label, _RUN.sub(_without_run, text))
+
+
+def _without_label(found: re.Match[str]) -> str:
+    sign = "" if found.string[found.end() :].startswith("\\approx") else "="
+    return f"x{sign}" if _names(found[1]) else found[0]
 
 
 def _without_run(found: re.Match[str]) -> str:
