@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftis.admission import Reason
 from ftis.metric_keys import peer_key
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
-from ftis.records.standing import Left, Source, Standing, Trouble, reward_means, seconds_left, standing
+from ftis.records.standing import Left, Source, Standing, Trouble, reward_means, seconds_left, standing, why_nothing
 from ftis.view.sentences import CAUSES, REASONS, About, about, headline, share
 
 LARGE = Source("large", offered=144, used=118)
@@ -217,6 +217,37 @@ def test_an_accuracy_that_fell_is_named_if_that_is_no_chance() -> None:
         found = standing("a", 9, rows([0.05] * 4), evaluations=seen).trouble
         assert (found is not None) == fell
         assert found is None or (found.kind, found.since) == ("unlearned", 4)
+
+
+EQUAL = {"frac_reward_zero_std": 1.0}
+TAUGHT_NOTHING: dict[str, list[dict[str, Any]]] = {
+    "at once": [{"reward": 0.0, **EQUAL, "completions/mean_length": 1.0}],
+    "endless": [{"reward": 0.0, **EQUAL, "completions/clipped_ratio": 1.0, "format_right": 0.0}],
+    "format": [{"reward": 0.0, **EQUAL, "completions/clipped_ratio": 0.2, "format_right": 0.01}],
+    "unrewarded": [{"reward": 0.0, **EQUAL, "format_right": 0.9, "answer_right": 0.0}, {"reward": 0.0}],
+    "easy": [{"reward": 1.0, **EQUAL, "answer_right": 1.0}],
+    "constant": [{"reward": 0.5, **EQUAL}, {"reward": -1.0, "reward_std": 0.0, **EQUAL}],
+    "equal": [{"reward": 0.5, "reward_std": 0.5, **EQUAL, "answer_right": 0.5}],
+    "dropped": [{"reward": 0.5, "reward_std": 0.5, "frac_reward_zero_std": 0.2, "optimizer_steps": 0}],
+    "answer": [{"reward": 0.2, "reward_std": 0.2, "frac_reward_zero_std": 0.2, "answer_right": 0.0}],
+    "": [
+        {"reward": 0.2, "reward_std": 0.2, "frac_reward_zero_std": 0.9, "optimizer_steps": 4, "answer_right": 0.1},
+        {"reward": 0.0, "reward_std": 1.0, "frac_reward_zero_std": 0.5},
+    ],
+}
+
+
+def test_a_round_that_teaches_nothing_has_its_reason() -> None:
+    assert set(TAUGHT_NOTHING) == {*CAUSES, ""}
+    for kind, measured in TAUGHT_NOTHING.items():
+        for measures in measured:
+            assert why_nothing(measures) == kind, measures
+            found = standing("a", 9, [RoundRow(step, measures) for step in (1, 2)]).trouble
+            assert (found.kind if found else "") == kind
+    once = TAUGHT_NOTHING["constant"][0]
+    later = standing("a", 9, [*rows([0.2]), RoundRow(2, once)]).trouble
+    assert later is not None
+    assert later.kind == "easy"  # the reward told completions apart before
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.none() | st.floats(0.1, 9)), min_size=1))
