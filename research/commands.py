@@ -10,7 +10,7 @@ import typer
 
 from ftis.config import FtisError
 from ftis.engines.machine import keep_freed_memory
-from ftis.recipe.own_code import told_as_own
+from ftis.recipe.own_code import error_of_own_code
 from ftis.terminal import errors
 
 
@@ -22,7 +22,7 @@ def run(command: Callable[..., Any], arguments: Sequence[str] | None = None) -> 
     try:
         app(None if arguments is None else list(arguments))
     except Exception as error:
-        if (own := told_as_own(error)) is None and not isinstance(error, (FtisError, OSError)):
+        if (own := error_of_own_code(error)) is None and not isinstance(error, (FtisError, OSError)):
             raise
         errors.print(f"error: {own or error}")
         sys.exit(1)

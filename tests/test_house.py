@@ -48,7 +48,8 @@ WINGS = {
     "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker lookout",
+    "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker "
+    "listener",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting "
     "prepare provenance processes runs experiments join rollback",
     "check": "formatting memory estimate doctor plan advice preflight",
@@ -77,7 +78,7 @@ SOCKETS = {
 }
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
-OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "swarm.lookout", "view.watch"}
+OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "swarm.listener", "view.watch"}
 LIGHT = [
     "seams",
     "schedule",

@@ -21,7 +21,7 @@ from ftis.swarm import manifest as manifests
 from ftis.swarm import onlooker as onlookers
 from ftis.swarm.facts import MOST_PEERS, agreement, run_id
 from ftis.swarm.identity import load_key, new_key, public_hex, roster_digest
-from ftis.swarm.lookout import Lookout
+from ftis.swarm.listener import Listener
 from ftis.swarm.onlooker import NetworkRun, Onlooker, PeerView
 from ftis.view import live, swarms
 
@@ -110,7 +110,7 @@ def test_what_a_peer_signed_is_known_and_the_rest_is_said(heard_of: Heard) -> No
     assert a.signed.key == heard_of.public["a"]
     assert heard_of.signed_by("a") == f"its key {a.signed.key[:8]}"
     assert a.committed
-    assert (a.present, a.said["state"], a.said["reward"]) == (True, "training", 0.5)
+    assert (a.present, a.claims["state"], a.claims["reward"]) == (True, "training", 0.5)
     assert heard_of.headline() == "All 3 peers are working"
 
 
@@ -357,11 +357,11 @@ def test_it_looks_on_over_the_network_and_no_peer_notices(tmp_path: Path) -> Non
         both_ready(a, b)
         onlooker = Onlooker({name: peers.public[name] for name in NAMES})
         settings = NetworkConfig(connect=(f"tcp/127.0.0.1:{peers.recipe.network.port}",))
-        with Lookout(settings, onlooker):
+        with Listener(settings, onlooker):
             one_round(peers, a, b)
 
             def known() -> list[PeerView]:
-                return [p for run in onlooker.runs() for p in run.peers if p.signed and p.said and p.facts]
+                return [p for run in onlooker.runs() for p in run.peers if p.signed and p.claims and p.facts]
 
             give_up = time.monotonic() + PATIENCE
             while len(known()) < 2:  # it asks in its own time
@@ -369,7 +369,7 @@ def test_it_looks_on_over_the_network_and_no_peer_notices(tmp_path: Path) -> Non
                 threading.Event().wait(0.05)
             (run,) = onlooker.runs()
             assert (run.id, [p.peer for p in run.peers if p.present]) == (peers.run, ["a", "b"])
-            assert [p.said["live"] for p in run.peers if p.present] == [["b"], ["a"]]
+            assert [p.claims["live"] for p in run.peers if p.present] == [["b"], ["a"]]
             assert a.rounds.live == ["b"]
             assert run.peers[0].signed is not None
             assert run.peers[0].signed.key == public_hex(peers.keys["a"])

@@ -25,7 +25,7 @@ from ftis.config import (
 )
 from ftis.engines.machine import keep_freed_memory
 from ftis.recipe.arms import run_directory
-from ftis.recipe.own_code import told_as_own
+from ftis.recipe.own_code import error_of_own_code
 from ftis.recipe.parsing import load, network_settings, ready_made, split_override
 from ftis.records.events import Planned
 from ftis.terminal import (
@@ -448,12 +448,12 @@ def watch(
         serve(directory, host, port, say)
         return
     from ftis.swarm.identity import read_roster
-    from ftis.swarm.lookout import Lookout
+    from ftis.swarm.listener import Listener
     from ftis.swarm.onlooker import Onlooker
 
     onlooker = Onlooker(read_roster(roster) if roster else None)
     mode = {"mode": "client"} if client else {}
-    with Lookout(network_settings(cli_swarm.settings_of(connect, None, tls) | mode), onlooker):
+    with Listener(network_settings(cli_swarm.settings_of(connect, None, tls) | mode), onlooker):
         serve(onlooker, host, port, say)
 
 
@@ -470,7 +470,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except Exception as error:
-        if (own := told_as_own(error)) is None and not isinstance(error, (FtisError, OSError)):
+        if (own := error_of_own_code(error)) is None and not isinstance(error, (FtisError, OSError)):
             raise
         errors.print(f"error: {own or error}")
         sys.exit(1)

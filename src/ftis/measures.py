@@ -316,8 +316,8 @@ def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> Pre
         rows = torch.nonzero(group_N == group).squeeze(-1)
         i, j = torch.combinations(rows, 2).unbind(-1)
         before, after = (advantage_N[i] - advantage_N[j]).sign(), (used_N[i] - used_N[j]).sign()
-        told_apart = before != 0
-        pairs += int(told_apart.sum())
-        sign += int((told_apart & same_sign_N[i] & same_sign_N[j]).sum())
-        rank += int((told_apart & (before == after)).sum())
+        distinct = before != 0
+        pairs += int(distinct.sum())
+        sign += int((distinct & same_sign_N[i] & same_sign_N[j]).sum())
+        rank += int((distinct & (before == after)).sum())
     return PreservedOrder(pairs, sign, rank)

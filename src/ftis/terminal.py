@@ -61,7 +61,7 @@ def go_back(directory: Path, resume: str | None, arms: tuple[str, ...], dry_run:
     if resume is None or resume == NEWEST:
         return
     rollback = roll_back(directory, int(resume), arms, dry_run=dry_run)
-    for line in [*rollback.told(), *(f"would delete {path}" for path in rollback.removed() if dry_run)]:
+    for line in [*rollback.lines(), *(f"would delete {path}" for path in rollback.removed() if dry_run)]:
         console.print(line)
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(ftis.__file__).parent
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def told_as_own(error: BaseException) -> str | None:
+def error_of_own_code(error: BaseException) -> str | None:
     """An error in a user's own function, in words with its place and remedy; None for any other.
 
     An FtisError names its place and remedy itself, so it gives None too.

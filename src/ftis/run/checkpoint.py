@@ -95,7 +95,7 @@ def load(
     """
     source = checkpoint_path(directory, step)
     states = selections(directory, step)  # it checks all files
-    with _errors_told(source):
+    with _errors_named(source):
         policy = Policy.load(config, model_path, checkpoint=source)
         state = source / "trainer_state" / "optimizer.pt"
         load_state(policy.optimizer, torch.load(state, map_location="cpu", weights_only=True, mmap=True))
@@ -110,7 +110,7 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
         CheckpointError: a file is missing or damaged.
     """
     source = checkpoint_path(directory, step)
-    with _errors_told(source):
+    with _errors_named(source):
         _check_digests(source)
         states = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
     return dict(states)
@@ -149,7 +149,7 @@ def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, A
 
 
 @contextmanager
-def _errors_told(source: Path) -> Iterator[None]:
+def _errors_named(source: Path) -> Iterator[None]:
     """Turn an error while a checkpoint is read into one that names the checkpoint and the remedy."""
     try:
         yield

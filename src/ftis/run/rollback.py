@@ -95,7 +95,7 @@ class Undone:
                 yield f"{lines} of {len(rows)} lines of {directory / name}.jsonl"
         yield from map(str, written_after(directory, self.step))
 
-    def told(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """The step that the peer goes back to and the senders that stay accused, in lines for people."""
         place = f"{self.arm}, {self.name}"
         yield f"{place}: from step {self.finished} to step {self.step}"
@@ -122,10 +122,10 @@ class Rollback:
     peers: list[Undone]
     stale: list[Path]
 
-    def told(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """The lines of all peers."""
         for peer in self.peers:
-            yield from peer.told()
+            yield from peer.lines()
 
     def removed(self) -> Iterator[str]:
         """The files to delete, in lines for people."""

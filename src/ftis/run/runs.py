@@ -27,7 +27,7 @@ from ftis.engines.machine import cores, return_freed_memory
 from ftis.engines.offload import Offload
 from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
-from ftis.recipe.own_code import told_as_own
+from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
 from ftis.records.files import checkpoint_path, locked, saved_steps
 from ftis.records.reading import PeerRun
@@ -120,7 +120,7 @@ def run(
                 if not _run_arm(directory, arm, placed(say, arm=arm.name), stop):
                     return False
     except OSError as error:
-        if own := told_as_own(error):
+        if own := error_of_own_code(error):
             raise RunError(own) from error
         raise RunError(
             f"{directory}: {error}; free space, or move the whole run and name its new place as output_dir, then run "

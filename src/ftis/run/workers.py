@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from ftis.config import FtisError
 from ftis.engines.machine import keep_freed_memory
 from ftis.recipe.arms import RunError
-from ftis.recipe.own_code import told_as_own
+from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import AskedToStop, Event, Failed, Say
 
 POLL_SECONDS = 0.2
@@ -304,7 +304,7 @@ def _work(job: Job, pipe: Connection) -> None:
     except FtisError as error:
         failure = str(error)
     except Exception as error:
-        if own := told_as_own(error):
+        if own := error_of_own_code(error):
             failure = f"{job.label}: {own}"
         elif isinstance(error, OSError):
             failure = f"{job.label}: {error}; mend it, then start the same command again"

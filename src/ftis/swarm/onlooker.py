@@ -70,8 +70,8 @@ class PeerView:
         present: whether anybody declares it present; ``changed`` is since when, None if it never was.
         signed: its offers; None if none counts.
         forged: offers in its name that its key did not sign.
-        said: what its status says, each value of a known type; {} if it does not answer.
-        said_at: when it last answered; None if it did not.
+        claims: what its status says, each value of a known type; {} if it does not answer.
+        claimed_at: when it last answered; None if it did not.
         facts: what it means by the recipe.
         committed: whether those facts are the ones whose digest it signed.
     """
@@ -81,15 +81,15 @@ class PeerView:
     changed: float | None
     signed: SignedWord | None
     forged: int
-    said: Mapping[str, Any]
-    said_at: float | None
+    claims: Mapping[str, Any]
+    claimed_at: float | None
     facts: Mapping[str, Any]
     committed: bool
 
     @property
     def met(self) -> bool:
         """Whether anybody spoke for the peer, and it is not only named by others."""
-        return self.changed is not None or self.signed is not None or bool(self.said)
+        return self.changed is not None or self.signed is not None or bool(self.claims)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class NetworkRun:
 
     Attributes:
         id: the run's digest.
-        name: the recipe's, as it is said; "" if nothing is.
+        name: the recipe's, as peers claim it; "" if nothing is.
         facts: those with the digest ``id``; {} if they were not heard.
         differs: what the run is about that the first of its name is not; "" for the first.
     """
@@ -128,8 +128,8 @@ class _PeerNotes:
     bytes: int = 0
     twice: int | None = None
     forged: int = 0
-    said: dict[str, Any] = field(default_factory=dict)
-    said_at: float | None = None
+    claims: dict[str, Any] = field(default_factory=dict)
+    claimed_at: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = ""
 
@@ -212,16 +212,16 @@ class Onlooker:
 
     def status(self, key: str, data: bytes, now: float) -> None:
         """Somebody answered at ``ftis/status/<recipe's name>/<peer>``."""
-        said, parts = read_status(data), key.split("/")
-        if said is None or len(parts) != 4:
+        status, parts = read_status(data), key.split("/")
+        if status is None or len(parts) != 4:
             return
         with self._lock:
             self.reached = True
-            notes = self._notes_on(str(said.get("run")), parts[3])
+            notes = self._notes_on(str(status.get("run")), parts[3])
             if notes is None:
                 return
             notes.name = notes.name or parts[2][:LONGEST_TEXT]
-            notes.said, notes.said_at = said, now
+            notes.claims, notes.claimed_at = status, now
 
     def facts(self, key: str, data: bytes, now: float) -> None:
         """Somebody answered at ``ftis/facts/<recipe's name>/<peer>``."""
@@ -311,8 +311,8 @@ class Onlooker:
             changed=notes.changed,
             signed=signed,
             forged=notes.forged,
-            said=notes.said,
-            said_at=notes.said_at,
+            claims=notes.claims,
+            claimed_at=notes.claimed_at,
             facts=notes.facts,
             committed=signed is not None and bool(notes.facts),  # kept under the digest of these facts
         )

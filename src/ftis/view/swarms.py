@@ -84,7 +84,7 @@ def has_finished(peer: PeerView) -> bool:
 
 def _rounds(peer: PeerView) -> int | None:
     """The number of rounds of the peer's run, by its signed facts; while these are unknown, by its status."""
-    rounds = (peer.facts if peer.committed else peer.said).get("rounds")
+    rounds = (peer.facts if peer.committed else peer.claims).get("rounds")
     return rounds if is_count(rounds) else None  # a member may sign anything
 
 
@@ -97,17 +97,17 @@ def where(peer: PeerView) -> str:
         parts = [f"signed its offer of round {peer.signed.round + 1}{of}"]
         if peer.signed.pace is not None and peer.signed.pace >= 1:
             parts[0] += f", one each {in_time(peer.signed.pace)}"
-    said = [f"is “{peer.said['state']}”"] if "state" in peer.said and peer.present else []
-    if "reward" in peer.said:
-        said.append(f"had a reward of “{share(peer.said['reward'])}”")
-    if said:
-        parts.append(f"says that it {' and '.join(said)}")
+    claims = [f"is “{peer.claims['state']}”"] if "state" in peer.claims and peer.present else []
+    if "reward" in peer.claims:
+        claims.append(f"had a reward of “{share(peer.claims['reward'])}”")
+    if claims:
+        parts.append(f"says that it {' and '.join(claims)}")
     return "; ".join(parts)
 
 
 def _rarer_versions(runs: Sequence[NetworkRun]) -> Mapping[str, str]:
     """The versions of ftis that fewer peers claim than the usual one, each with the usual version as its value."""
-    count = Counter(str(peer.said["version"]) for run in runs for peer in run.peers if "version" in peer.said)
+    count = Counter(str(peer.claims["version"]) for run in runs for peer in run.peers if "version" in peer.claims)
     usual, most = max(count.items(), key=lambda one: one[1], default=("", 0))
     return {version: usual for version, of in count.items() if of < most}
 
@@ -128,14 +128,14 @@ def remarks_on(
         found.append(Remark("look", f"{n} offers in its name were not signed by its key; anyone may have sent them"))
     if onlooker.roster is not None and peer.peer not in onlooker.roster:
         found.append(Remark("look", "It is not in the roster: nobody vouches for anything said in this name"))
-    if unrewarded := int(peer.said.get("unrewarded", 0)):
+    if unrewarded := int(peer.claims.get("unrewarded", 0)):
         rounds = "the last round" if unrewarded == 1 else f"the last “{unrewarded:,}” rounds"
         level: Level = "trouble" if unrewarded >= UNREWARDED else "look"
         found.append(Remark(level, f"Says that it earned no reward in {rounds}"))
-    if "version" in peer.said and (usual := rarer.get(peer.said["version"])) is not None:
-        found.append(Remark("look", f"Says that it runs ftis “{peer.said['version']}”, most say “{usual}”"))
+    if "version" in peer.claims and (usual := rarer.get(peer.claims["version"])) is not None:
+        found.append(Remark("look", f"Says that it runs ftis “{peer.claims['version']}”, most say “{usual}”"))
     for other in run.peers:
-        totals = other.said.get("from", {}).get(peer.peer, {}) if other.peer != peer.peer else {}
+        totals = other.claims.get("from", {}).get(peer.peer, {}) if other.peer != peer.peer else {}
         if totals.get("quarantined"):
             found.append(Remark("look", f"{other.peer} says that it has {peer.peer} “in quarantine”"))
         elif totals.get("rejected"):
@@ -160,7 +160,7 @@ def _of_presence(peer: PeerView, run: NetworkRun, now: float) -> list[Remark]:
     if signed is not None and now - signed.at > max(SILENT, SILENT_ROUNDS * (signed.pace or 0)):
         usual = "" if signed.pace is None else f"; before, one came each {in_time(signed.pace)}"
         found.append(Remark("trouble", f"No new offer for {in_time(now - signed.at)}{usual}"))
-    heard = max(peer.said_at or 0.0, peer.changed or 0.0)
+    heard = max(peer.claimed_at or 0.0, peer.changed or 0.0)
     if now - heard > ANSWERS_WITHIN:
         found.append(Remark("look", f"Declared present, but it has not answered for {in_time(now - heard)}"))
     return found
@@ -180,21 +180,21 @@ def members(runs: Sequence[NetworkRun], onlooker: Onlooker) -> Members | None:
 
 
 def _row(peer: PeerView, newest: int, known: bool) -> list[Cell]:
-    signed, said = peer.signed, peer.said
+    signed, claims = peer.signed, peer.claims
     present = Cell("here", claimed=True) if peer.present else Cell("not seen" if peer.changed is None else "gone")
-    reward = f"{said['reward']:.2f}" if "reward" in said else ""
+    reward = f"{claims['reward']:.2f}" if "reward" in claims else ""
     return [
         Cell(peer.peer),
         present,
-        _claimed(str(said.get("state", "")) if peer.present else ""),
+        _claimed(str(claims.get("state", "")) if peer.present else ""),
         Cell("–" if signed is None else f"{signed.round + 1:,}"),
         Cell("–" if signed is None else f"{newest - signed.round:,}"),
         Cell("–" if signed is None else f"{signed.bytes / 1e6:.2f}"),
         _claimed(reward),
         _fact(peer, "seed"),
         # Peers that exchange text need not agree on a tokenizer, so it is no fact of the swarm then.
-        _fact(peer, "tokenizer") if "tokenizer" in peer.facts else _claimed(str(said.get("tokenizer", ""))[:DIGITS]),
-        _claimed(str(said.get("version", ""))),
+        _fact(peer, "tokenizer") if "tokenizer" in peer.facts else _claimed(str(claims.get("tokenizer", ""))[:DIGITS]),
+        _claimed(str(claims.get("version", ""))),
         _key(peer, known),
     ]
 
@@ -221,7 +221,7 @@ def learned(runs: Sequence[NetworkRun]) -> list[Table] | None:
     """A table per run of the rollouts that each peer claims to have learned from each other; None without claims."""
     tables = []
     for run in runs:
-        learners = [peer for peer in run.peers if peer.said.get("from")]
+        learners = [peer for peer in run.peers if peer.claims.get("from")]
         if not learners:
             continue
         names = [peer.peer for peer in run.peers]
@@ -232,7 +232,7 @@ def learned(runs: Sequence[NetworkRun]) -> list[Table] | None:
 
 
 def _learned_cell(learner: PeerView, source: str) -> Cell:
-    totals: Mapping[str, Any] = learner.said["from"].get(source, {})
+    totals: Mapping[str, Any] = learner.claims["from"].get(source, {})
     if not totals:
         return Cell("–")
     text = f"{totals.get('admitted', 0):,}"

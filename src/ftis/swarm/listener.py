@@ -26,7 +26,7 @@ MOST_ANSWERS = 4096
 """Answers to one question that are read."""
 
 
-class Lookout:
+class Listener:
     """A link to the peers or routers in ``settings.connect``, and a thread that asks them."""
 
     def __init__(self, settings: NetworkConfig, onlooker: Onlooker) -> None:
@@ -39,7 +39,7 @@ class Lookout:
             self._session.liveliness().declare_subscriber("ftis/*/live/**", self._hear_token, history=True),
             self._session.declare_subscriber("ftis/*/man/*/*", self._hear_offer),
         ]
-        self._asker = threading.Thread(target=self._ask_on, name="lookout", daemon=True)
+        self._asker = threading.Thread(target=self._ask_on, name="listener", daemon=True)
         self._asker.start()
         return self
 
@@ -60,12 +60,12 @@ class Lookout:
         self.onlooker.offer(str(sample.key_expr), sample.payload.to_bytes(), seal, time.time())
 
     def _ask_on(self) -> None:
-        def said(hear: Callable[[str, bytes, float], None]) -> Callable[[zenoh.Sample], None]:
+        def heard(hear: Callable[[str, bytes, float], None]) -> Callable[[zenoh.Sample], None]:
             return lambda sample: hear(str(sample.key_expr), sample.payload.to_bytes(), time.time())
 
         questions: list[tuple[str, float, Callable[[zenoh.Sample], None]]] = [
-            ("ftis/status/*/*", STATUS_SECONDS, said(self.onlooker.status)),
-            ("ftis/facts/*/*", FACTS_SECONDS, said(self.onlooker.facts)),
+            ("ftis/status/*/*", STATUS_SECONDS, heard(self.onlooker.status)),
+            ("ftis/facts/*/*", FACTS_SECONDS, heard(self.onlooker.facts)),
             ("ftis/*/man/*/*", OFFERS_SECONDS, self._hear_offer),
         ]
         due = [0.0] * len(questions)
