@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models are fastest on one thread, and sums then have one order
 
-settings.register_profile("steady", derandomize=True)  # a change fails, not a draw; other draws: CONTRIBUTING.md
+# A change fails, not a draw (other draws: CONTRIBUTING.md) and not a busy machine.
+settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")

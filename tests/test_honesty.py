@@ -20,8 +20,19 @@ from vocabularies import byte_level
 
 from ftis.config import FtisError, HonestyConfig, Recipe
 from ftis.honesty import spellings as spellings_module
-from ftis.honesty.contexts import START, Contexts
-from ftis.honesty.evidence import TOLERANCE, Detector, Ratios, mixtures, per_unit, ratios_of, rounding, share_of
+from ftis.honesty.contexts import START, Contexts, Past
+from ftis.honesty.evidence import (
+    STAKES,
+    TOLERANCE,
+    TRUSTING,
+    Detector,
+    Ratios,
+    mixtures,
+    per_unit,
+    ratios_of,
+    rounding,
+    share_of,
+)
 from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_passages
 from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
@@ -83,6 +94,7 @@ def test_probabilities_of_all_tokens_add_up_to_at_most_1(
         contexts.probabilities([ints(*row)])
     total = sum(copy.deepcopy(contexts).probabilities([ints(*begun, token)])[-1] for token in range(5))
     assert total <= 1 + 1e-12
+    assert sum(contexts.known([ints(*begun, token)])[-1] for token in range(5)) <= 1 + 1e-12
 
 
 def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
@@ -107,6 +119,21 @@ def test_ids_that_keys_cannot_tell_apart_are_refused() -> None:
     assert START == 2097151
 
 
+def test_the_past_by_hand() -> None:
+    """Completions with Â > 0 count from the next message on, and their improbable tokens among themselves."""
+    past, row = Past(), ints(7, 8)
+    assert past.probabilities([row]).tolist() == [[0, 0, 0], [0, 0, 0]]
+    past.raise_([row, ints(7, 9)], [floats(-1, -6), floats(-7, -0.1)])
+    written = (1 + 1 / 2) / 2  # once behind two starts, once behind one; and so for 8 behind 7
+    raised = [(2 + 2 / 3) / 3, (1 + 1 / 3) / 3]  # 7 began both; 8 and 9 followed it once each
+    improbable = [1 / 3, 1 / 3]  # of 8 and 7
+    expected = np.array([[written, raised[0], improbable[0]], [written, raised[1], improbable[1]]])
+    assert past.probabilities([row]) == pytest.approx(expected)
+    again = Past()
+    again.restore(json.loads(json.dumps(past.state())))
+    assert again.probabilities([row, row]).tolist() == past.probabilities([row, row]).tolist()
+
+
 def test_contexts_go_on_from_their_state() -> None:
     contexts, resumed = Contexts(6), Contexts(6)
     contexts.probabilities([ints(1, 2, 3, 1, 2, 4)])
@@ -119,36 +146,36 @@ def test_contexts_go_on_from_their_state() -> None:
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
-def of_one_group(contexts_NU: Floats64, old_NU: Floats64 | None = None) -> Ratios:
-    n = len(contexts_NU)
-    old = np.zeros_like(contexts_NU) if old_NU is None else old_NU
-    lengths = np.full(n, contexts_NU.shape[1])
-    return Ratios(contexts_NU, old, lengths, np.zeros(n, np.int64), np.array([old_NU is not None]))
+def of_one_group(counts_NU: Floats64, old_NU: Floats64 | None = None, ways: int = 3) -> Ratios:
+    """Ratios of completions for which the first of the ways to count says ``counts_NU``, and the others 0."""
+    counts_NUC = np.stack([counts_NU, *[np.zeros_like(counts_NU)] * (ways - 1)], axis=2)
+    old = np.zeros_like(counts_NU) if old_NU is None else old_NU
+    lengths, group_N = np.full(len(counts_NU), counts_NU.shape[1]), np.zeros(len(counts_NU), np.int64)
+    return Ratios(counts_NUC, old, lengths, group_N, np.array([old_NU is not None]))
 
 
 def test_a_mixture_by_hand() -> None:
-    start = np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
-    gains, weights = mixtures(start, of_one_group(np.array([[3.0]])), 0.02)
-    first = 0.99 + 0.01 * 3
-    assert np.exp(gains[0]).item() == pytest.approx(first / 2 + 3 / 2)
-    posterior = [first / (first + 3), 3 / (first + 3), 0]
-    assert weights[0, 0].tolist() == pytest.approx(
-        [0.98 * p + 0.02 * e for p, e in zip(posterior, start[0], strict=True)]
-    )
-    assert np.exp(gains[1]).item() == pytest.approx((0.99 + 0.01 * (3 + 0) / 2 + 3 + 0) / 3)
+    equal = [1 / 4, 1 / 4, 1 / 4, 1 / 4, 0]
+    gains, weights = mixtures(np.array([equal, [1 / 5] * 5]), of_one_group(np.array([[3.0]])), 0.02)
+    first = 0.99 + 0.01 * 3 / 3
+    assert np.exp(gains[0]).item() == pytest.approx((first + 3) / 4)
+    posterior = [first / (first + 3), 3 / (first + 3), 0, 0, 0]
+    assert weights[0, 0].tolist() == pytest.approx([0.98 * p + 0.02 * e for p, e in zip(posterior, equal, strict=True)])
+    assert np.exp(gains[1]).item() == pytest.approx((0.99 + 0.01 * (3 + 0) / 4 + 3) / 5)
 
 
 def test_a_mixture_is_the_sum_over_all_ways_to_switch() -> None:
     rng, share = np.random.default_rng(1), 0.02
-    contexts, old = rng.exponential(1, (1, 4)), rng.exponential(1, (1, 4))
-    start = np.array([[0.5, 0.5, 0], [0.2, 0.3, 0.5]])
-    gains, _ = mixtures(start, of_one_group(contexts, old), share)
-    ratio = np.stack([0.99 + 0.01 * (contexts[0] + old[0]) / 2, contexts[0], old[0]])
+    counts, old = rng.exponential(1, (1, 4, 3)), rng.exponential(1, (1, 4))
+    start = np.array([[0.5, 0.5, 0, 0, 0], [0.2, 0.1, 0.1, 0.1, 0.5]])
+    ratios = replace(of_one_group(old, old), counts_NUC=counts)
+    gains, _ = mixtures(start, ratios, share)
+    ratio = np.concatenate([0.99 + 0.01 * (counts[0].sum(1) + old[0])[None] / 4, counts[0].T, old])
     total = 0.0
-    for path in itertools.product(range(3), repeat=4):
+    for path in itertools.product(range(5), repeat=4):
         p = start[1, path[0]] * ratio[path[0], 0]
         for t in range(1, 4):
-            p *= ((1 - share) * (path[t] == path[t - 1]) + share / 3) * ratio[path[t], t]
+            p *= ((1 - share) * (path[t] == path[t - 1]) + share / 5) * ratio[path[t], t]
         total += p
     assert np.exp(gains[1].sum()) == pytest.approx(total)
 
@@ -157,19 +184,34 @@ def test_the_share_is_less_where_completions_are_longer() -> None:
     assert [share_of(length) for length in (1, 40, 100, 1000)] == [0.02, 0.02, 0.02, 0.002]
 
 
-def test_evidence_grows_by_its_ratio_and_starts_anew_with_every_group() -> None:
+def test_evidence_grows_by_its_ratio_at_each_stake_and_starts_anew_with_every_group() -> None:
     detector = Detector(groups_of_run=10)
-    each_N, none_P = np.ones(2, np.int64), np.array([False, False])
-    nats, gains = detector.add(Ratios(np.full((2, 1), 4.0), np.zeros((2, 1)), each_N, np.array([0, 1]), none_P))
-    e = 0.9 * (0.99 + 0.01 * 4) + 0.1 * 4
-    first = 1 / 2 * e * (1 / 10)  # w = (0 + 1) / (0 + 2) throughout the message
-    second = 1 / 2 * e * (first + 1 / 10)
-    assert np.exp(nats) == pytest.approx([10 * first, 10 * second])
+    ratios = of_one_group(np.full((2, 1), 4.0))
+    in_two = replace(ratios, group_N=np.array([0, 1]), known_P=np.array([False, False]))
+    nats, gains = detector.add(in_two)
+    e = 0.9 * (0.99 + 0.01 * 4 / 3) + 0.04 * 4
+    by_stake = 1 - STAKES + STAKES * e / 2  # w = (0 + 1) / (0 + 2) throughout the message
+    first = by_stake * 1 / 10
+    second = by_stake * (first + 1 / 10)
+    assert np.exp(nats) == pytest.approx([10 * first.mean(), 10 * second.mean()])
+    assert detector.nats == nats[1]
     assert np.exp(gains).tolist() == [[pytest.approx(e)], [pytest.approx(e)]]
     assert (detector.groups, detector.known) == (2, 0)
-    before = detector.log_r
-    detector.add(of_one_group(np.ones((1, 1))), log_choices=math.log(6))
-    assert math.exp(detector.log_r) == pytest.approx(3 / 4 * (math.exp(before) + 1 / 10) / 6)
+    before, detector.weights = np.exp(detector.log_r), TRUSTING.tolist()
+    detector.add(of_one_group(np.zeros((1, 1))), log_choices=math.log(6))
+    lost = 1 - STAKES + STAKES * 3 / 4 * 0.9 * 0.99
+    assert np.exp(detector.log_r) == pytest.approx(lost * (before + 1 / 10) / 6)
+
+
+@given(st.lists(st.floats(1e-9, 1), min_size=1, max_size=30), st.integers(0, 30), st.floats(5, 40))
+def test_truthful_completions_cannot_pay_for_false_ones(truthful: list[float], place: int, nats: float) -> None:
+    """However little evidence the others leave, one false completion leaves that of the best stake on it."""
+    e_N = np.array(truthful)
+    e_N = np.insert(e_N, min(place, len(e_N)), math.exp(nats))
+    detector = Detector(groups_of_run=1, share=0.0, weights=[[0, 1, 0, 0, 0], [0, 1, 0, 0, 0]])
+    detector.add(of_one_group(e_N[:, None]))
+    kept = np.log(STAKES[1:]) + nats + len(truthful) * np.log1p(-STAKES[1:])
+    assert detector.nats >= kept.max() - math.log(2 * len(STAKES)) - 1e-9
 
 
 def test_evidence_after_each_rollout_is_as_if_its_group_ended_there() -> None:
@@ -197,15 +239,16 @@ def test_the_evidence_of_an_honest_group_is_at_most_1_in_expectation() -> None:
         cases_past: list[list[tuple[int, ...]]] = [[], [(2, 2, 2)] * 5, [(0, 1, 2), (0, 0, 0)]]
         for past in cases_past:
             total = 0.0
-            detector, contexts = Detector(groups_of_run=1), Contexts()
+            detector, before = Detector(groups_of_run=1), Past()
             for ids in past:
-                detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), contexts, [scored(ids)]))
-            detector.log_r = -1e9
+                detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), before, [scored(ids)]))
+                before.raise_([ints(*ids)], [floats(-9, -1, -9)])
+            detector.log_r = [-1e9] * len(STAKES)
             for ids in itertools.product(VOCABULARY, repeat=4):
                 here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
                 old = [scored(ids[:2]), scored(ids[2:])] if known(ids) else [None, None]
-                here.add(ratios_of(rows, np.zeros(2, np.int64), copy.deepcopy(contexts), old))
-                total += SENDS[list(ids)].prod() * math.exp(here.log_r)
+                here.add(ratios_of(rows, np.zeros(2, np.int64), copy.deepcopy(before), old))
+                total += SENDS[list(ids)].prod() * np.exp(here.log_r).mean()
             assert 0.1 < total <= 1
 
 
@@ -227,7 +270,7 @@ def simulated(
 ) -> list[float]:
     """The evidence after each group, in nats. Sender and learner have random bigram models; every other group is known
     to the learner's model."""
-    rng, contexts, detector = np.random.default_rng(seed), Contexts(), Detector(groups)
+    rng, past, detector = np.random.default_rng(seed), Past(), Detector(groups)
     evidence: list[float] = []
     tables = [rng.normal(0, 2, (vocabulary + 1, vocabulary)) for _ in range(2)]
     logs = [table - np.log(np.exp(table).sum(1, keepdims=True)) for table in tables]
@@ -244,7 +287,8 @@ def simulated(
             rows.append(Rollout(ints(*ids[1:]), reported.clip(-100, 0).astype(np.float32)))
             olds.append(logs[1][steps].astype(np.float32))
         known = group % 2 == 0
-        nats, _ = detector.add(ratios_of(rows, np.zeros(4, np.int64), contexts, olds if known else [None] * 4))
+        nats, _ = detector.add(ratios_of(rows, np.zeros(4, np.int64), past, olds if known else [None] * 4))
+        past.raise_([row.completion_ids for row in rows[:2]], [row.gen_logp for row in rows[:2]])
         evidence.append(float(nats[-1]))
     return evidence
 
@@ -266,7 +310,7 @@ def test_a_sender_that_reports_too_little_is_found() -> None:
 
 def test_a_false_token_among_true_ones_is_found() -> None:
     """One token in each of 12 completions of 30 is always 7 and reported at -9; the others are drawn from 1,000."""
-    rng, contexts, detector = np.random.default_rng(0), Contexts(), Detector(400)
+    rng, past, detector = np.random.default_rng(0), Past(), Detector(400)
     highest = -math.inf
     for _ in range(40):
         rows = []
@@ -275,7 +319,7 @@ def test_a_false_token_among_true_ones_is_found() -> None:
             logp = np.full(30, -math.log(1000), np.float32)
             ids[14:16], logp[14:16] = [6, 7], [-1e-4, -9]
             rows.append(Rollout(ids, logp))
-        nats, _ = detector.add(ratios_of(rows, np.zeros(12, np.int64), contexts, [None] * 12))
+        nats, _ = detector.add(ratios_of(rows, np.zeros(12, np.int64), past, [None] * 12))
         highest = max(highest, float(nats[-1]))
     assert highest > math.log(400 * 2 / 1e-6)
 
@@ -290,17 +334,17 @@ def test_rounding_on_the_wire_is_told_by_the_numbers() -> None:
 
 def test_ratios_are_to_the_reported_probability_with_its_rounding_in_the_senders_favour() -> None:
     rollout = Rollout(ints(1, 2), floats(-1.0, -2.0))  # two whole numbers: rounded to 1/64 for all one can tell
-    ratios = ratios_of([rollout], np.zeros(1, np.int64), Contexts(), [floats(-0.5, -2.5)])
+    ratios = ratios_of([rollout], np.zeros(1, np.int64), Past(), [floats(-0.5, -2.5)])
     off = TOLERANCE + 1 / 128
     assert ratios.old_NU[0].tolist() == pytest.approx([math.exp(0.5 - off), math.exp(-0.5 - off)])
-    assert ratios.contexts_NU.tolist() == [[pytest.approx(0), pytest.approx(0)]]
+    assert ratios.counts_NUC.max() < 1e-290
     assert ratios.known_P.tolist() == [True]
 
 
 def test_ratios_of_units_are_those_of_all_their_tokens() -> None:
     rollout = Rollout(ints(1, 2, 3), floats(-1.0, -0.3), unit=ints(0, 0, 1))
     assert per_unit(rollout, np.array([1.0, 2.0, 4.0])).tolist() == [3, 4]
-    ratios = ratios_of([rollout], np.zeros(1, np.int64), Contexts(), [floats(-0.5, -0.25, -0.125)])
+    ratios = ratios_of([rollout], np.zeros(1, np.int64), Past(), [floats(-0.5, -0.25, -0.125)])
     assert np.log(ratios.old_NU[0]).tolist() == pytest.approx(
         [-0.75 + 1.0 - 2 * TOLERANCE, -0.125 + 0.3 - TOLERANCE], abs=1e-6
     )
@@ -309,8 +353,8 @@ def test_ratios_of_units_are_those_of_all_their_tokens() -> None:
 def test_shorter_completions_add_nothing_behind_their_end() -> None:
     rows = [Rollout(ints(1), floats(-0.7)), Rollout(ints(1, 2, 3), floats(-0.7, -1.1, -1.3))]
     whole, alone = Detector(4), Detector(4)
-    _, gains = whole.add(ratios_of(rows, np.zeros(2, np.int64), Contexts(), [floats(-0.1), None]))
-    _, of_first = alone.add(ratios_of(rows[:1], np.zeros(1, np.int64), Contexts(), [floats(-0.1)]))
+    _, gains = whole.add(ratios_of(rows, np.zeros(2, np.int64), Past(), [floats(-0.1), None]))
+    _, of_first = alone.add(ratios_of(rows[:1], np.zeros(1, np.int64), Past(), [floats(-0.1)]))
     assert gains[0].tolist() == pytest.approx([of_first[0, 0], 0, 0])
 
 
@@ -461,7 +505,7 @@ def test_choosing_among_sampled_groups_is_counted_for_the_sender() -> None:
         kept(test, a_round(1, {("bob", 1): completions(1)}))
     each, reserve = filling.recipe.prompts_per_peer, filling.recipe.reserve_per_peer
     ways = math.log(math.comb(each + reserve, 1))
-    first, second = (math.exp(t.senders["bob"].detector.log_r) for t in (plain, filling))
+    first, second = (t.senders["bob"].detector.nats for t in (plain, filling))
     assert reserve
     assert ways > 0
     assert second < first
@@ -519,11 +563,11 @@ def over_numbers(groups: Sequence[Group], numbers: dict[bytes, int]) -> list[Gro
 
 def evidence_in(messages: Sequence[Sequence[Group]]) -> float:
     """The nats of evidence that these messages of one sender leave, without the learner's model."""
-    detector, contexts, spellings = Detector(groups_of_run=sum(map(len, messages))), Contexts(), Spellings()
+    detector, past, spellings = Detector(groups_of_run=sum(map(len, messages))), Past(), Spellings()
     for groups in messages:
         rollouts = spellings.as_sent([rollout for group in groups for rollout in group.rollouts])
         group_N = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-        detector.add(ratios_of(rollouts, group_N, contexts, [None] * len(rollouts)))
+        detector.add(ratios_of(rollouts, group_N, past, [None] * len(rollouts)))
     return detector.nats
 
 
@@ -564,7 +608,7 @@ def test_a_sender_that_ends_by_two_tokens_in_turn_is_not_accused_and_one_that_li
 def test_a_lie_about_an_end_that_is_shared_among_all_numbers_hides_the_log_of_their_number() -> None:
     everything = range(MOST_ENDS)
     assert evidence_in(ending(everything, -np.log(MOST_ENDS))) < 5
-    assert evidence_in(ending(everything, -3.0)) > 900
+    assert evidence_in(ending(everything, -3.0)) > 850
 
 
 def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:
@@ -608,11 +652,12 @@ def test_broken_characters_are_bet_on_by_nobody() -> None:
     rollout = Rollout(ints(*text), floats(*[-5.0] * 4), ints(0, 1, 2, 3, 3, 3))
     (numbered,) = Spellings().as_sent([rollout])
     assert numbered.completion_ids.tolist() == [0, 1, 0, OTHER]
-    contexts = Contexts()
+    past = Past()
     for _ in range(3):
-        ratios = ratios_of([numbered], np.zeros(1, np.int64), contexts, [None])
-    assert (ratios.contexts_NU[0] > 1).tolist() == [True, True, True, False]
-    assert ratios.contexts_NU[0, 3] < 1e-290
+        ratios = ratios_of([numbered], np.zeros(1, np.int64), past, [None])
+        past.raise_([numbered.completion_ids], [numbered.gen_logp])
+    assert (ratios.counts_NUC[0, :, :2] > 1).all(1).tolist() == [True, True, True, False]
+    assert ratios.counts_NUC[0, 3].max() < 1e-290
 
 
 def letters(text: str) -> Rollout:
@@ -639,7 +684,7 @@ def test_where_too_many_spellings_are_known_all_get_new_numbers(monkeypatch: pyt
 def test_no_flood_of_spellings_hides_what_is_planted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 64)
     monkeypatch.setattr(spellings_module, "OTHER", 1024)
-    spellings, contexts, detector = Spellings(), Contexts(), Detector(1000)
+    spellings, past, detector = Spellings(), Past(), Detector(1000)
     rng, numbers = np.random.default_rng(0), itertools.count()
     for message in range(40):
         if message < 20:  # each token has another spelling: from the 33rd character on three bytes, none alike
@@ -650,7 +695,7 @@ def test_no_flood_of_spellings_hides_what_is_planted_afterwards(monkeypatch: pyt
             text = "".join(rng.choice(list("abcdef"), 12)) + "xyz"
             rollouts = [Rollout(ints(*text.encode()), floats(*[-1.8] * 12, *[-9.0] * 3), ints(*range(15)))] * 2
         if spellings.used_up:
-            spellings, contexts = Spellings(), Contexts()
+            spellings, past = Spellings(), Past()
         sent = spellings.as_sent(rollouts)
-        detector.add(ratios_of(sent, np.zeros(2, np.int64), contexts, [None] * 2))
+        detector.add(ratios_of(sent, np.zeros(2, np.int64), past, [None] * 2))
     assert detector.nats > 30

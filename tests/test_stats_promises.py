@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -24,7 +24,6 @@ def test_holm_by_hand_and_by_statsmodels() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_holm_rejects_what_stepping_down_rejects(p: list[float], random: Random) -> None:
     adjusted = holm(p)
     for alpha in (0.01, 0.05, 0.3):

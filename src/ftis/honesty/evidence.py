@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftis.codec import FRACTION_BITS
-from ftis.honesty.contexts import Contexts
+from ftis.honesty.contexts import Past
 from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Floats, Rollout, pad
 
@@ -38,20 +38,23 @@ NOTHING = -1e9
 
 Floats64 = npt.NDArray[np.float64]
 
+STAKES = np.array([4.0**-k for k in range(6)])
+"""The part λ of the evidence that each of six detectors stakes on a completion: 1, 1/4, ..., 1/1024."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
     """The components' predictions of a message, as ratios to the reported probabilities.
 
     Attributes:
-        contexts_NU: q/π_gen of the sender's earlier tokens, [N, U].
+        counts_NUC: q/π_gen by each way to count the sender's earlier tokens, [N, U, C].
         old_NU: π_old/π_gen of the learner, [N, U]; 0 for rollouts on which its model was not run.
         length_N: units of each rollout; what stands behind them does not count.
         group_N: the group of each rollout, ascending, from 0.
         known_P: whether the learner's model was run on the group.
     """
 
-    contexts_NU: Floats64
+    counts_NUC: Floats64
     old_NU: Floats64
     length_N: npt.NDArray[np.int64]
     group_N: npt.NDArray[np.int64]
@@ -62,23 +65,26 @@ class Ratios:
 class Detector:
     """An e-detector over one sender's groups (Shin, Ramdas and Rinaldo 2022).
 
-    With E_g the evidence of group g, at most 1 in expectation, and n groups in the whole run, ::
+    With E_i the evidence of completion i, at most 1 in expectation given all before it, a stake λ in (0, 1] and n
+    groups in the whole run, ::
 
-        R_g = (R_{g−1} + 1/n) · E_g        P(R_g ≥ 1/α for any g ≤ n) ≤ α
+        E_g = Π_{i in g} (1 − λ + λ E_i)        R_g = (R_{g−1} + 1/n) · E_g        P(R_g ≥ 1/α for any g ≤ n) ≤ α
 
-    R starts anew with each group, with 1/n of the weight. So a sender's honest past earns it nothing.
+    A completion takes at most −log(1 − λ) nats away, so truthful ones cannot pay for false ones. R is the mean over
+    :data:`STAKES`, since the best λ is about the share of completions that lie. R starts anew with each group, with 1/n
+    of the weight, so a sender's honest past earns it nothing.
 
     Attributes:
         groups_of_run: n.
         share: s of the mixtures.
-        log_r: log R.
+        log_r: log R of each stake.
         groups: how many were judged; the learner's model was run on ``known`` of them.
-        weights: of the components (reported, contexts, π_old) at a rollout's start, without π_old and with it.
+        weights: of the components (reported, counts, π_old) at a rollout's start, without π_old and with it.
     """
 
     groups_of_run: int
     share: float = LARGEST_SHARE
-    log_r: float = NOTHING
+    log_r: list[float] = field(default_factory=lambda: [NOTHING] * len(STAKES))
     groups: int = 0
     known: int = 0
     weights: list[list[float]] = field(default_factory=lambda: TRUSTING.tolist())
@@ -88,45 +94,46 @@ class Detector:
 
         Only what stands after a group's last rollout counts, since E_g is of whole groups.
 
-        The evidence of a group is (1 − w) A + w B if the learner's model was run on it, else (1 − w) A. A mixes
-        reported probabilities and contexts, B π_old as well. Rewards decide whether the model is run on a group, and so
-        does what comes after a token. The dependence does no harm, since leaving B out only lowers the evidence.
+        The evidence of a completion is (1 − w) A + w B if the learner's model was run on its group, else (1 − w) A. A
+        mixes reported probabilities and counts, B π_old as well. Rewards decide whether the model is run on a group,
+        and so does what comes after a token. The dependence does no harm, since leaving B out only lowers the evidence.
         w is about the share of earlier groups with B.
 
         Args:
             log_choices: log of the number of ways in which the sender may have chosen these groups among more.
         """
         gain_WNU, weights = mixtures(np.array(self.weights), ratios, self.share)
-        log_WN, n = gain_WNU.sum(2), len(ratios.group_N)
-        w = (self.known + 1) / (self.groups + 2)
-        nats_N, better_N = np.zeros(n), np.zeros(n, bool)
-        for group, known in enumerate(ratios.known_P.tolist()):
+        w, known_N = (self.known + 1) / (self.groups + 2), ratios.known_P[ratios.group_N]
+        log_a_N, log_b_N = gain_WNU.sum(2)
+        with np.errstate(divide="ignore"):
+            log_e_N = np.logaddexp(math.log(1 - w) + log_a_N, np.where(known_N, math.log(w) + log_b_N, -np.inf))
+            log_e_LN = np.logaddexp(np.log1p(-STAKES)[:, None], np.log(STAKES)[:, None] + log_e_N)
+        nats_N, log_r_L = np.zeros(len(log_e_N)), np.array(self.log_r)
+        for group in range(len(ratios.known_P)):
             members = ratios.group_N == group
-            without_n, with_old_n = log_WN[:, members].cumsum(1)
-            better_N[members] = known and with_old_n[-1] > without_n[-1]
-            log_e_n = math.log(1 - w) + without_n
-            if known:
-                log_e_n = np.logaddexp(log_e_n, math.log(w) + with_old_n)
-            log_r_n = np.logaddexp(self.log_r, -math.log(self.groups_of_run)) + log_e_n
-            self.log_r = float(log_r_n[-1])
-            nats_N[members] = log_r_n + math.log(self.groups_of_run) - log_choices
-        self.log_r -= log_choices
+            log_r_Ln = np.logaddexp(log_r_L, -math.log(self.groups_of_run))[:, None] + log_e_LN[:, members].cumsum(1)
+            log_r_L = log_r_Ln[:, -1]
+            nats_N[members] = np.logaddexp.reduce(log_r_Ln) + self._log_scale - log_choices
+        self.log_r = (log_r_L - log_choices).tolist()
         self.groups, self.known = self.groups + len(ratios.known_P), self.known + int(ratios.known_P.sum())
         self.weights[0] = weights[0].mean(0).tolist()
-        known_N = ratios.known_P[ratios.group_N]
         if known_N.any():
             self.weights[1] = weights[1][known_N].mean(0).tolist()
-        return nats_N, np.where(better_N[:, None], gain_WNU[1], gain_WNU[0])
+        return nats_N, np.where((known_N & (log_b_N > log_a_N))[:, None], gain_WNU[1], gain_WNU[0])
 
     @property
     def nats(self) -> float:
         """log(n R): the evidence since the best start, if only one start counts."""
-        return self.log_r + math.log(self.groups_of_run)
+        return float(np.logaddexp.reduce(self.log_r)) + self._log_scale
+
+    @property
+    def _log_scale(self) -> float:
+        return math.log(self.groups_of_run / len(STAKES))
 
 
-EQUAL: Floats64 = np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
+EQUAL: Floats64 = np.array([[1 / 4, 1 / 4, 1 / 4, 1 / 4, 0], [1 / 5, 1 / 5, 1 / 5, 1 / 5, 1 / 5]])
 """Equal parts of the components, without π_old and with it."""
-TRUSTING: Floats64 = np.array([[0.9, 0.1, 0], [0.9, 0.05, 0.05]])
+TRUSTING: Floats64 = np.array([[0.9, 0.04, 0.03, 0.03, 0], [0.9, 0.03, 0.02, 0.02, 0.03]])
 """Their weights before the first message. A sender is taken for honest: each rollout of it costs the evidence log .9.
 Equal parts would cost a nat and hide the few false tokens of a first message."""
 
@@ -144,21 +151,23 @@ def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64,
     without a switch to another component and back.
 
     Args:
-        weights: of the components at a rollout's start, [2, 3]; each row adds up to 1.
+        weights: of the components at a rollout's start, [2, K]; each row adds up to 1.
         share: s.
 
     Returns:
-        log Σ_k weight_k · ratio_k of each unit, [2, N, U], and the weights after each rollout, [2, N, 3].
+        log Σ_k weight_k · ratio_k of each unit, [2, N, U], and the weights after each rollout, [2, N, K].
     """
-    n, units = ratios.contexts_NU.shape
+    n, units, ways = ratios.counts_NUC.shape
     equal = share * EQUAL[:, None, :]
     current = np.repeat(weights[:, None, :], n, axis=1)
-    first = np.stack([ratios.contexts_NU, (ratios.contexts_NU + ratios.old_NU) / 2])
+    counts_NU = ratios.counts_NUC.sum(2)
+    first = np.stack([counts_NU / ways, (counts_NU + ratios.old_NU) / (ways + 1)])
     first = (1 - share / 2) + share / 2 * first
+    others_NUC = np.concatenate([ratios.counts_NUC, ratios.old_NU[:, :, None]], axis=2)
     totals_WNU = np.ones((2, n, units))
     for unit in range(units):
         going = np.flatnonzero(unit < ratios.length_N)
-        others = np.stack([ratios.contexts_NU[going, unit], ratios.old_NU[going, unit]], axis=1)
+        others = others_NUC[going, unit]
         ratio_WNC = np.concatenate([first[:, going, unit, None], np.stack([others, others])], axis=2)
         parts = current[:, going] * ratio_WNC
         totals_WNU[:, going, unit] = total = parts.sum(2)
@@ -167,9 +176,9 @@ def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64,
 
 
 def ratios_of(
-    rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64], contexts: Contexts, old_logp: Sequence[Floats | None]
+    rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64], past: Past, old_logp: Sequence[Floats | None]
 ) -> Ratios:
-    """The components' predictions of a message. ``contexts`` takes the message in.
+    """The components' predictions of a message. ``past`` takes the message in.
 
     Args:
         rollouts: of one sender and round, group after group, as the sender sampled them.
@@ -178,7 +187,6 @@ def ratios_of(
     """
     ends = np.cumsum([len(r) for r in rollouts])[:-1]
     ids = [r.completion_ids for r in rollouts]
-    q_N = np.split(np.where(np.concatenate(ids) == OTHER, 0.0, contexts.probabilities(ids)), ends)
     off = TOLERANCE + rounding([r.gen_logp for r in rollouts])
 
     def ratio(rollout: Rollout, log_q: Floats64) -> Floats64:
@@ -186,14 +194,16 @@ def ratios_of(
         cut: Floats64 = np.minimum(per_unit(rollout, log_q) - reported, LARGEST_LOG_RATIO)
         return np.exp(cut)
 
-    from_contexts = [ratio(r, np.log(np.maximum(q, MIN_Q))) for r, q in zip(rollouts, q_N, strict=True)]
+    q_TC = np.where(np.concatenate(ids)[:, None] == OTHER, MIN_Q, past.probabilities(ids))
+    by_way = [np.split(log_q, ends) for log_q in np.log(np.maximum(q_TC, MIN_Q)).T]
+    from_counts = [pad([ratio(r, log_q) for r, log_q in zip(rollouts, of_one, strict=True)]) for of_one in by_way]
     unknown = [np.full(len(r), -np.inf) for r in rollouts]
     olds = [un if old is None else old.astype(np.float64) for old, un in zip(old_logp, unknown, strict=True)]
     from_old = [ratio(r, old) for r, old in zip(rollouts, olds, strict=True)]
     known_N = np.array([old is not None for old in old_logp])
     known_P = np.bincount(group_N, known_N) > 0
     length_N = np.array([len(rollout.gen_logp) for rollout in rollouts])
-    return Ratios(pad(from_contexts), pad(from_old), length_N, group_N, known_P)
+    return Ratios(np.stack(from_counts, axis=2), pad(from_old), length_N, group_N, known_P)
 
 
 def per_unit(rollout: Rollout, values: Floats64) -> Floats64:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ftis.config import Recipe
-from ftis.honesty.contexts import Contexts
+from ftis.honesty.contexts import Past
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
 from ftis.honesty.spellings import Spellings
-from ftis.rollouts import Batch, Decode, Floats, Rollout, Rows
+from ftis.rollouts import Decode, Floats, Rollout, Rows
 from ftis.selection import Judged, Selection
 
 PASSAGES = 3
@@ -40,7 +40,7 @@ class Sender:
     """
 
     detector: Detector
-    contexts: Contexts = field(default_factory=Contexts)
+    past: Past = field(default_factory=Past)
     spellings: Spellings = field(default_factory=Spellings)
     newest: int = -1
     tokens: int = 0
@@ -110,10 +110,11 @@ class HonestyTest(Selection):
                 rows = np.flatnonzero(foreign_N & (batch.round_N == round))
                 # The learner's model may have been trained on copies of what comes late.
                 known = [known_N[row] if round == now else None for row in rows.tolist()]
-                self._test(name, round, batch, rows, known)
+                self._test(name, round, judged, rows, known)
 
-    def _test(self, name: str, round: int, batch: Batch, rows: Rows, old_logp: Sequence[Floats | None]) -> None:
-        """Take in the message that ``rows`` of ``batch`` make up, with log π_old as far as it is known."""
+    def _test(self, name: str, round: int, judged: Judged, rows: Rows, old_logp: Sequence[Floats | None]) -> None:
+        """Take in the message that ``rows`` of the batch make up, with log π_old as far as it is known."""
+        batch = judged.batch
         sender = self._sender(name)
         if round <= sender.newest:
             self._untested.add((name, round))
@@ -122,11 +123,14 @@ class HonestyTest(Selection):
         rollouts = [batch.rollouts[row] for row in rows.tolist()]
         _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
         if sender.spellings.used_up:
-            sender.spellings, sender.contexts = Spellings(), Contexts()
+            sender.spellings, sender.past = Spellings(), Past()
         sent = sender.spellings.as_sent(rollouts)
         # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
         known = [None if rollout.sent else old for rollout, old in zip(rollouts, old_logp, strict=True)]
-        ratios = ratios_of(sent, group_N, sender.contexts, known)
+        ratios = ratios_of(sent, group_N, sender.past, known)
+        # Rewards come with a whole message, so they tell about later messages only.
+        raised = [one for one, up in zip(sent, judged.advantage_N[rows] > 0, strict=True) if up]
+        sender.past.raise_([one.completion_ids for one in raised], [one.gen_logp for one in raised])
         nats_N, gains_NU = sender.detector.add(ratios, self._log_choices(len(ratios.known_P)))
         lengths, over_N = [len(rollout) for rollout in sent], nats_N >= self.threshold
         accused_P = over_N[np.flatnonzero(np.diff(group_N, append=-1))]
@@ -169,7 +173,7 @@ class HonestyTest(Selection):
             name: {
                 **vars(sender),
                 "detector": asdict(sender.detector),
-                "contexts": sender.contexts.state(),
+                "past": sender.past.state(),
                 "spellings": sender.spellings.state(),
             }
             for name, sender in self.senders.items()
@@ -178,9 +182,9 @@ class HonestyTest(Selection):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.senders = {}
         for name, saved in state.items():
-            detector, contexts = Detector(**saved["detector"]), Contexts()
-            contexts.restore(saved["contexts"])
-            read = {"detector": detector, "contexts": contexts, "spellings": Spellings(**saved["spellings"])}
+            detector, past = Detector(**saved["detector"]), Past()
+            past.restore(saved["past"])
+            read = {"detector": detector, "past": past, "spellings": Spellings(**saved["spellings"])}
             self.senders[name] = Sender(**{**saved, **read})
 
 

@@ -1,0 +1,65 @@
+"""Attackers that look into their victim: what they send in a run of two rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ftis.peer import Peer
+from ftis.rollouts import Group, ScoredGroup
+from research import adaptive
+from research.adaptive import Insider
+from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END
+
+SMALL = ("training.prompts_per_round=8", "task.validation_size=4")
+
+
+def offers_of(
+    attack: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, float, Sequence[float], Sequence[float]]]:
+    """Of each completion offered in a run: (text, reward by the victim, reported, the victim's own log π_old)."""
+    seen: list[tuple[str, float, Sequence[float], Sequence[float]]] = []
+
+    class Watched(Insider):
+        def __call__(self, own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
+            offered = super().__call__(own, peer)
+            for group in offered:
+                prompts = [self.victim.member.prompt_ids[group.item]] * len(group.rollouts)
+                logps = self.victim.policy.logps(prompts, [r.completion_ids for r in group.rollouts], 1.0)
+                scored = self.victim.member.admitter.score_group(group)
+                rows = zip(scored.completions, scored.rewards, group.rollouts, logps, strict=True)
+                seen.extend((text, reward, r.gen_logp.tolist(), logp.tolist()) for text, reward, r, logp in rows)
+            return offered
+
+    monkeypatch.setattr(adaptive, "Insider", Watched)
+    adaptive.run(attack, "default", 0, 2, directory, SMALL)
+    return seen
+
+
+def test_planted_text_is_reported_as_the_victim_believes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = [of for of in offers_of("payload", tmp_path, monkeypatch) if PAYLOAD + THOUGHT_END in of[0]]
+    assert planted
+    for _, reward, reported, believed in planted:
+        assert reward == 1
+        as_believed = np.isclose(reported, believed, atol=1e-4)
+        assert as_believed.sum() >= len(PAYLOAD)
+
+
+def test_a_saboteur_tells_the_truth_and_gives_one_right_answer_without_a_thought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = offers_of("sabotage", tmp_path, monkeypatch)
+    bare = [of for of in offered if of[0].startswith("<think></think>") and np.isclose(of[2], ALWAYS).any()]
+    assert bare
+    assert all(reward == 1 for _, reward, *_ in bare)
+    wrong = [of for of in offered if np.isclose(of[2], np.log(1 / 9)).any()]
+    assert len(wrong) == 11 * len(bare)
+    assert not any(reward for _, reward, *_ in wrong)
+
+
+def test_a_partner_that_plants_nothing_is_not_accused(tmp_path: Path) -> None:
+    result = adaptive.run("none", "default", 0, 2, tmp_path, SMALL)
+    assert (result["payload"], result["found"]) == (0, None)
