@@ -24,7 +24,7 @@ def formulas_equal(given: str, expected: str) -> bool:
     Raises:
         RewardError: the helper process cannot be started.
     """
-    given, expected = (bare(rewrite(SIGNS, side)) for side in (_in_powers_of_ten(given, expected), expected))
+    given, expected = (bare(rewrite(SIGNS, side)) for side in (given, expected))
     if too_nested(given):
         return False
     if (verdict := _same_words(given, expected)) is not None:
@@ -52,7 +52,7 @@ def formulas_equal(given: str, expected: str) -> bool:
 
 
 _LAST_WORDS = re.compile(rf"(?<=[0-9])\s*{TEXT}[^{{}}]*\}}\s*$")
-_PERCENT = re.compile("%|percent")
+_PERCENT = re.compile("%|per ?cent(?!s)")
 _SEVERAL = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|(?<!\\)[\r\n]")
 
 
@@ -113,15 +113,6 @@ def _same_time(given: re.Match[str] | None, expected: re.Match[str] | None) -> b
     hours, halves = [int(given[1]), int(expected[1])], [given[3], expected[3]]
     of_day = [hour % 12 + 12 * (half == "p") if half else hour for hour, half in zip(hours, halves, strict=True)]
     return of_day[0] == of_day[1] or (hours[0] == hours[1] and None in halves)
-
-
-_EXPONENT = re.compile(r"^\s*([+-]?[0-9]*\.?[0-9]+)[eE](-[0-9]{1,3})\s*$")
-
-
-def _in_powers_of_ten(given: str, expected: str) -> str:
-    """``6.72e-5`` as a decimal times a power of ten, unless the e may be Euler's because ``expected`` has one."""
-    has_e = "e" in re.sub(r"\\[A-Za-z]+", "", expected)
-    return given if has_e else _EXPONENT.sub(r"\1\\cdot 10^{\2}", given)
 
 
 # --- signs of another answer ------------------------------------------------------------------------------------------
