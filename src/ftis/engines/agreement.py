@@ -100,7 +100,7 @@ class Gaps:
         )
 
 
-def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0) -> Gaps:
+def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in_place: bool = True) -> Gaps:
     """Draw from made-up prompts whose completions pass the lengths at which the model may compute otherwise.
 
     Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
@@ -109,6 +109,7 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0) ->
 
     Args:
         longest: the most tokens of a row; 0: unknown.
+        in_place: as :func:`gaps` takes it.
     """
     most = longest or TRIED_LENGTH
     most, budget = min(most, positions_of(policy.model.config) or most), TRIED_TOKENS[device_kind(policy.device)]
@@ -127,7 +128,7 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0) ->
         some = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, together[0]), *together)]
         prompts += some
         rollouts += [second for _, second in draw(policy, some, 2, decoding, 0)]
-    return gaps(policy, prompts, rollouts, decoding)
+    return gaps(policy, prompts, rollouts, decoding, in_place)
 
 
 def require_agreement(

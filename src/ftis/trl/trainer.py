@@ -205,41 +205,47 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         else:
             longest = longest_row(problems, self.member.render, self.member.recipe.sampling)
         with self._without_checkpointing():
-            found = trial(self._policy, self._drawn, longest, decoding.temperature)
+            found = trial(self._policy, self._drawn, longest, decoding.temperature, self._in_place)
         found.refuse(self._policy, REMEDY)
 
     def _drawn(
         self, policy: Any, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
-        """Draw a completion of each prompt as TRL does. Of another sampler than transformers', random tokens.
-
-        The latter is heard in the first round.
-        """
-        if not self._generates:
+        """Draw as TRL does. Of another sampler than transformers', random tokens: it is heard in the first round."""
+        prompts = [ids for ids in prompt_ids for _ in range(repeats)]
+        if self._generates:
+            rollouts = self._generated(prompts, decoding.max_completion_length, seed)
+        else:
             rng = np.random.default_rng(seed)
-            ids = [rng.integers(0, policy.vocab_size, decoding.max_completion_length) for _ in prompt_ids]
-            logps = policy.logps(prompt_ids, ids, decoding.temperature)
-            return [(Rollout(i.astype(np.int32), logp),) for i, logp in zip(ids, logps, strict=True)]
-        most, self.generation_config.max_new_tokens = (
-            self.generation_config.max_new_tokens,
-            decoding.max_completion_length,
-        )
-        cuda = [policy.device] if policy.device.type == "cuda" else []
+            shape = len(prompts), decoding.max_completion_length
+            drawn = [*rng.integers(0, policy.vocab_size, shape).astype(np.int32)]
+            rollouts = [
+                Rollout(*pair) for pair in zip(drawn, policy.logps(prompts, drawn, decoding.temperature), strict=True)
+            ]
+        return [tuple(rollouts[at : at + repeats]) for at in range(0, len(rollouts), repeats)]
+
+    def _generated(self, prompt_ids: Sequence[Ints], most: int, seed: int) -> list[Rollout]:
+        """A completion of each prompt, of at most so many tokens, with the log-probabilities of what drew it."""
+        cuda = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        before, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, most
         try:
             with torch.random.fork_rng(cuda), self._recorded() as heard:
                 torch.manual_seed(seed)
                 drawn, _ = self._generate_single_turn([ids.tolist() for ids in prompt_ids], None, {}, 1)
         finally:
-            self.generation_config.max_new_tokens = most
+            self.generation_config.max_new_tokens = before
         logps = heard[0].cpu().numpy()
-        return [
-            (Rollout(np.array(ids, np.int32), logp[: len(ids)].copy()),) for ids, logp in zip(drawn, logps, strict=True)
-        ]
+        return [Rollout(np.array(ids, np.int32), logp[: len(ids)]) for ids, logp in zip(drawn, logps, strict=True)]
 
     @property
     def _generates(self) -> bool:
         """Whether transformers' ``generate`` samples."""
         return not self.args.use_vllm and self.rollout_func is None
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether the sampler has exactly the learner's arithmetic. ``generate`` has not, under autocast."""
+        return self._generates and self._policy.compute_dtype == torch.float32
 
     def _recorded(self) -> contextlib.AbstractContextManager[list[Tensor]]:
         """A context in which transformers' ``generate`` notes the log-probabilities of what it draws."""
@@ -413,7 +419,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         prompts = [self.member.prompt_ids[item] for item in items]
         groups = [tuple(drawn[at : at + each]) for at in range(0, len(drawn), each)]
         with self._without_checkpointing():
-            require_agreement(self._policy, prompts, groups, self.member.decoding, self._generates, REMEDY)
+            require_agreement(self._policy, prompts, groups, self.member.decoding, self._in_place, REMEDY)
         self.agreed = True
 
     @contextlib.contextmanager
