@@ -219,6 +219,27 @@ def test_several_rewards_have_their_means(workplace: Path) -> None:
     assert "tiny_rewards" in json.loads((run_of(workplace) / "provenance.json").read_text())["modules"]
 
 
+def test_the_checkpoint_that_validates_best_stays_and_is_named(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accuracies = {0: 0.9, 1: 0.2, 2: 0.5, 3: 0.1, 4: 0.5, 5: 0.3, 6: 0.0}
+    evaluation = Records.evaluation
+    monkeypatch.setattr(
+        Records, "evaluation", lambda self, row, all: evaluation(self, row | {"accuracy": accuracies[row["step"]]}, all)
+    )
+    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.load_best_model_at_end=true"]
+    assert ftis(*base, "--set", "training.save_every=1") == 1
+    assert "training.eval_every (now 2)" in capsys.readouterr().err
+    base += ["--set", "training.save_every=1", "--set", "training.eval_every=1"]
+    for rounds in (5, 6):
+        assert ftis(*base, "--set", f"training.rounds={rounds}", "--resume") == 0
+    place = run_of(workplace) / "F-TIS" / "a"
+    assert {path.name for path in place.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (2, 5, 6)}
+    peer = json.loads((run_of(workplace) / "summary.json").read_text())["arms"]["F-TIS"]["a"]
+    assert (peer["step"], peer["best_step"], peer["model_step"]) == (6, 2, 2)
+    assert str(place / "checkpoint-2;") in " ".join(capsys.readouterr().out.split())
+
+
 def by_round(records: dict[str, Any]) -> dict[str, Any]:
     """Records without what depends on the number of rounds: the honesty test's threshold, and the last evaluation."""
     kept = {path: rows for path, rows in records.items() if "evaluations" not in path}

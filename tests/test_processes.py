@@ -259,10 +259,12 @@ def test_a_dry_run_counts_a_shared_base_once(
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "limit", "kept"), [(12, 12, 2, 1), (12, 5, 2, 2), (12, 5, 9, 3), (5, 10, 2, 1)]
+    ("rounds", "every", "limit", "best", "kept"),
+    [(12, 12, 2, True, 1), (12, 5, 2, False, 2), (12, 5, 2, True, 3), (12, 5, 9, False, 3), (5, 10, 2, False, 1)],
 )
-def test_checkpoints_kept(rounds: int, every: int, limit: int, kept: int) -> None:
-    training = {"rounds": rounds, "save_every": every, "save_total_limit": limit}
+def test_checkpoints_kept(rounds: int, every: int, limit: int, best: bool, kept: int) -> None:
+    training = {"rounds": rounds, "save_every": every, "save_total_limit": limit, "eval_every": every}
+    training["load_best_model_at_end"] = best
     assert checkpoints_kept(recipe_of({"model": "m"}, training=training).training) == kept
 
 

@@ -157,7 +157,18 @@ class TrainingConfig(_Section):
     save_every: Positive = 10
     """Rounds between checkpoints; the last round always has one."""
     save_total_limit: Annotated[int, Field(ge=2)] = 2
+    load_best_model_at_end: bool = False
+    """Keep the checkpoint with the best validation accuracy too, and name it at the end as the trained model."""
     record_rollouts: bool = True
+
+    @model_validator(mode="after")
+    def _checkpoints_are_evaluated(self) -> Self:
+        if self.load_best_model_at_end and (not self.eval_every or self.save_every % self.eval_every):
+            raise ValueError(
+                f"training.load_best_model_at_end compares checkpoints by their evaluations: make training.save_every "
+                f"(now {self.save_every}) a multiple of training.eval_every (now {self.eval_every})"
+            )
+        return self
 
 
 class NetworkConfig(_Section):

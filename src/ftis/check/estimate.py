@@ -232,8 +232,9 @@ def too_much_for(directory: str, needed: int) -> str:
 
 
 def checkpoints_kept(training: TrainingConfig) -> int:
-    """The number of a peer's checkpoints on the disk at the end: one is saved after the last round too."""
-    return min(training.save_total_limit, math.ceil(training.rounds / training.save_every))
+    """The most of a peer's checkpoints on the disk at the end: one is saved after the last round too."""
+    kept = training.save_total_limit + training.load_best_model_at_end
+    return min(kept, math.ceil(training.rounds / training.save_every))
 
 
 def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis.config import Recipe, RewardConfig
-from ftis.recipe.arms import arm_configs
+from ftis.config import Recipe, RewardConfig, TrainingConfig
+from ftis.recipe.arms import arms_of
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, read_run
 
@@ -36,9 +36,9 @@ def summarise_run(run: Run) -> dict[str, Any]:
 def summary_of(run: Run) -> dict[str, Any]:
     """The same, of a run that was read, written nowhere."""
     arms: dict[str, Any] = {}
-    for arm in arm_configs(run.recipe):
+    for arm in arms_of(run.recipe):
         peers = {peer.name: run.peers[arm.name, peer.name] for peer in run.recipe.peers}
-        started = {name: _of_peer(peer) for name, peer in peers.items() if peer.evaluations}
+        started = {name: _of_peer(peer, arm.recipe.training) for name, peer in peers.items() if peer.evaluations}
         if started:
             arms[arm.name] = started
     return {"name": run.recipe.name, "seed": run.recipe.seed, "accuracy_is": accuracy_is(run.recipe), "arms": arms}
@@ -60,13 +60,15 @@ def somebody_learned_alone(summary: Mapping[str, Any]) -> bool:
     return any(p["rounds_without_foreign"] == p["rounds"] for p in peers)
 
 
-def _of_peer(peer: PeerRun) -> dict[str, Any]:
-    last = peer.last
+def _of_peer(peer: PeerRun, training: TrainingConfig) -> dict[str, Any]:
+    last, best = peer.last, peer.best
     return {
         **_accuracies(peer.on(VALIDATION)),
         "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
         "rounds": len(peer.rounds),
         "step": peer.step,
+        "best_step": best,
+        "model_step": best if best and training.load_best_model_at_end else peer.step,
         "seconds": peer.own_seconds.total,
         "seconds_waited": peer.seconds_waited,
         "reward": last.get("reward", 0.0),

@@ -310,6 +310,13 @@ class PeerRun:
         return kept, tokens
 
     @property
+    def best(self) -> int:
+        """The step of the checkpoint with the best validation accuracy, the first of equals; 0 without one."""
+        steps = saved_steps(self.directory)
+        rows = [row for row in self.on(VALIDATION) if row.step in steps]
+        return max(rows, key=lambda row: row.accuracy).step if rows else 0
+
+    @property
     def tokenizer(self) -> Path | None:
         """The file of the tokenizer in its newest checkpoint; None without a checkpoint."""
         steps = saved_steps(self.directory)

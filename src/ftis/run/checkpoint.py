@@ -39,8 +39,9 @@ def save(
     cursor: Cursor,
     keep: int,
     selections: Mapping[str, Mapping[str, Any]] | None = None,
+    best: int = 0,
 ) -> Path:
-    """Write ``checkpoint-<step>`` under ``directory`` and delete all but the newest ``keep``.
+    """Write ``checkpoint-<step>`` under ``directory`` and delete all but the newest ``keep`` and ``checkpoint-<best>``.
 
     Args:
         selections: the state of each selection that has one, by its name.
@@ -65,7 +66,8 @@ def save(
             partial.chmod(0o755)
             partial.replace(target)
         for step in saved_steps(directory)[:-keep]:
-            delete(checkpoint_path(directory, step))
+            if step != best:
+                delete(checkpoint_path(directory, step))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {target} could not be saved ({first_line(error)}): free some space, or move "

@@ -168,10 +168,11 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of the rounds finished so far."""
         peer = self.peer
-        keep = peer.recipe.training.save_total_limit
+        training, place = peer.recipe.training, self.records.directory
+        best = PeerRun.read(place).best if training.load_best_model_at_end else 0
         states = checkpoint.states_of(peer.member.selections)
         self.records.sync()
-        checkpoint.save(self.records.directory, peer.policy, peer.member.cursor, keep, states)
+        checkpoint.save(place, peer.policy, peer.member.cursor, training.save_total_limit, states, best)
 
     def close(self) -> None:
         """Release the sampler and the trackers."""

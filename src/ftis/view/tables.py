@@ -60,7 +60,7 @@ def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
     """A text that names a run's files, for the first peer of its last arm, and the command that makes a page."""
     arm, peers = next(reversed(summary["arms"].items()))
     name, peer = next(iter(peers.items()))
-    model = checkpoint_path(directory / arm / name, peer["step"])
+    model = checkpoint_path(directory / arm / name, peer["model_step"])
     return (
         f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models as in {model}; "
         f"ftis report {directory} makes a page"
