@@ -76,6 +76,8 @@ def test_several_rewards_are_summed_by_their_weights_and_each_has_its_mean() -> 
         several("my_rewards.lengths", "my_rewards.array", weights=[1.0])
     with pytest.raises(RewardError, match=r"two are called 'lengths'"):
         several("my_rewards.lengths", "other.lengths")
+    one, both = (RewardConfig.model_validate({"function": f}) for f in ("a.b", ["a.b", "c.d"]))
+    assert [of.model_dump(mode="json")["function"] for of in (one, both)] == ["a.b", ["a.b", "c.d"]]
     with pytest.raises(RewardError, match="closed"):
         several("my_rewards.lengths", "my_rewards.closed")
 

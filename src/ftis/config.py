@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 DEFAULT_SYSTEM_PROMPT = (
     "Solve the problem step by step. Write your reasoning between <think> and </think>, then only the "
@@ -31,6 +31,13 @@ class _Section(BaseModel):
 
 # TOML arrays arrive as lists; strict mode would insist on tuples.
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
+OneOrMore = Annotated[
+    Strings,
+    Field(min_length=1),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    PlainSerializer(lambda value: value[0] if len(value) == 1 else list(value)),
+]
+"""A string, or several; a recipe writes one without brackets."""
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 Positive = Annotated[int, Field(ge=1)]
@@ -96,9 +103,9 @@ class PromptConfig(_Section):
 class RewardConfig(_Section):
     """The reward of a completion."""
 
-    function: str | Annotated[Strings, Field(min_length=1)] = "ftis.rewards.format_and_answer"
+    function: OneOrMore = ("ftis.rewards.format_and_answer",)
     """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``, or of several."""
-    reward_weights: Annotated[tuple[float, ...], Field(strict=False)] = ()
+    reward_weights: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)] = ()
     """With several functions: the weight of each in their sum; empty: 1 of each."""
     answer: Literal["auto", "number", "math", "exact"] = "auto"
     """How the built-in reward compares answers; ``auto`` is the task's own way."""

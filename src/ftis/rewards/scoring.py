@@ -190,11 +190,6 @@ def name_of(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def functions_of(reward: RewardConfig) -> tuple[str, ...]:
-    """The dotted paths of the recipe's reward functions."""
-    return (reward.function,) if isinstance(reward.function, str) else reward.function
-
-
 def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
     """Refuse a reward function with an argument that no column has.
 
@@ -231,7 +226,7 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
         RewardError: the object cannot be called with a data set's columns, two functions have one name, or the weights
             are not as many as the functions.
     """
-    paths, weights = functions_of(reward), reward.reward_weights
+    paths, weights = reward.function, reward.reward_weights
     if weights and len(weights) != len(paths):
         raise RewardError(
             f"reward.reward_weights = {list(weights)}: {len(weights)} weights of {len(paths)} functions in "

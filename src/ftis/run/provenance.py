@@ -32,7 +32,6 @@ from ftis.recipe.arms import RunError, arms_of
 from ftis.records.files import locked, saved_steps
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, write_run
 from ftis.records.reading import PeerRun
-from ftis.rewards.scoring import functions_of
 from ftis.tasks.problems import excerpt
 from ftis.version import VERSION, commit
 
@@ -89,7 +88,7 @@ def _own_modules(recipes: Sequence[Recipe]) -> dict[str, str]:
     """The sha256 of each module outside ftis that the recipes name by dotted path, as it is now."""
     named: set[str] = set()
     for r in recipes:
-        named |= {r.objective.name, *functions_of(r.reward), r.sampling.sampler, *r.report_to}
+        named |= {r.objective.name, *r.reward.function, r.sampling.sampler, *r.report_to}
         for task in (r.task, *r.ood):
             named |= {task.name, *([str(task.options.get("name"))] if task.name == "held_out" else [])}
         named |= {*r.training.selections, *(peer.attack for peer in r.peers if peer.attack)}
