@@ -42,20 +42,29 @@ def shape_of(model: Path, config: Any = None) -> Shape:
 
 
 def test_the_peak_is_the_sum_of_what_is_there_at_once() -> None:
-    parts = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000, "sampling": 20_000}
+    parts: dict[str, Any] = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000, "sampling": 20_000}
     assert Memory(**parts, update=5000, microbatches=1).peak == 25_111  # gradients take activations' place
     assert Memory(**parts, update=5000, microbatches=2).peak == 26_111
     assert Memory(**parts, update=500, microbatches=1).peak == 21_111
 
 
-def test_a_likely_peak_has_a_smaller_update_and_all_else_as_it_is() -> None:
-    parts = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000, "sampling": 20_000, "update": 50_000}
+def test_a_likely_peak_has_a_smaller_update_in_the_place_of_what_sampling_freed() -> None:
+    parts: dict[str, Any] = {
+        "program": 1,
+        "weights": 10,
+        "moments": 100,
+        "gradients": 1000,
+        "sampling": 20_000,
+        "update": 50_000,
+    }
     one = Memory(**parts, microbatches=1, activations=40_000, share=0.4)
-    assert one.peak - one.likely().peak == 0.6 * 40_000
+    assert one.likely().peak == 111 + 50_000 - 0.6 * 40_000
+    assert one.likely(0.5).peak == 111 + 21_000  # sampling, with gradients kept, takes more than the update
+    assert one.likely(9.0).peak == 111 + 50_000
     two = Memory(**parts, microbatches=2, activations=40_000, share=0.4)  # 0.8 of one is left, and no gradients beside
-    assert two.peak - two.likely().peak == pytest.approx(0.2 * 40_000 + 1000, abs=1)
+    assert two.likely().peak == pytest.approx(111 + 50_000 - 0.2 * 40_000, abs=1)
     many = Memory(**parts, microbatches=5, activations=40_000, share=0.4)  # the largest is as large as before
-    assert many.likely().peak == many.peak
+    assert many.likely().peak == many.peak - 20_000
     assert many.likely().microbatches == 2
     assert one.likely().likely() == one.likely()
 

@@ -104,13 +104,15 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
         "an update": memory.update,
         "sampling": memory.sampling,
     }
+    half, most = (in_bytes(memory.likely(times).peak) for times in (0.5, 2.0))
     return (
         f"{peer.name}: {shape.parameters:,} parameters, {shape.trained:,} trained; a checkpoint "
         f"{in_bytes(checkpoint_bytes(peer, shape.parameters, shape.trained))}; peak memory at most "
         f"{in_bytes(memory.peak)}, as if every group had signal and every completion the greatest length "
         f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())}); likely "
         f"{in_bytes(memory.likely().peak)} in the round that takes most, if on the mean {LIKELY_SIGNAL:.0%} of the "
-        f"groups have signal and completions take {LIKELY_LENGTH:.0%} of that length"
+        f"groups have signal and completions take {LIKELY_LENGTH:.0%} of that length; {half} "
+        f"with half as many such tokens, {most} with twice as many"
     )
 
 

@@ -65,6 +65,8 @@ class Memory:
         microbatches: of an optimiser step.
         activations: the part of ``update`` that is in proportion to its tokens, nearly.
         share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
+        reuses: whether an update takes the place of what sampling freed. Large blocks go back to the system at once,
+            and smaller ones are used again unless they have other sizes: likely, and not certain.
     """
 
     program: int
@@ -76,20 +78,28 @@ class Memory:
     microbatches: int
     activations: int = 0
     share: float = 1.0
+    reuses: bool = False
 
-    def likely(self) -> Memory:
-        """The same with an update of ``share`` of the tokens. Sampling has all of its slots from the start."""
-        microbatches = self.microbatches * self.share
+    def likely(self, times: float = 1.0) -> Memory:
+        """The same with an update of ``times`` the ``share`` of the tokens, in the place of what sampling freed.
+
+        Sampling has all of its slots from the start.
+        """
+        share = min(1.0, times * self.share)
+        microbatches = self.microbatches * share
         spared = int(self.activations * (1 - min(1.0, microbatches)))
-        return replace(
-            self, update=self.update - spared, microbatches=math.ceil(microbatches), activations=0, share=1.0
-        )
+        update, parts = self.update - spared, math.ceil(microbatches)
+        return replace(self, update=update, microbatches=parts, activations=0, share=1.0, reuses=True)
 
     @property
     def peak(self) -> int:
-        """Allocators keep what sampling freed, and an update's tensors have other sizes, so that both count."""
+        """The most at once. Allocators may keep what sampling freed, so that it and an update both count."""
         updating = self.update + (self.gradients if self.microbatches > 1 else 0)
-        return self.program + self.weights + self.moments + self.sampling + max(updating, self.gradients)
+        if self.reuses:
+            working = max(updating, self.sampling + self.gradients)
+        else:
+            working = self.sampling + max(updating, self.gradients)
+        return self.program + self.weights + self.moments + working
 
 
 @dataclass(frozen=True)
