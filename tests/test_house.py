@@ -52,7 +52,7 @@ WINGS = {
     "listener",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting "
     "prepare provenance processes runs experiments join rollback",
-    "check": "formatting memory estimate doctor plan advice preflight",
+    "check": "formatting memory estimate doctor plan advice draft preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables progress swarms "
     "live watch report",
     "trl": "options batches ranks rewards problems models member trainer",

@@ -80,7 +80,7 @@ def test_the_scaling_recipe_runs_on_tiny_models(tmp_path: Path, models: dict[str
         settings += [f"arms.alone-part-{way}.set.training.prompts_per_round=32"]
         settings += [f"arms.alone-part-{way}.set.sampling.num_generations=2"]
     arguments = [str(RECIPES / "scaling.toml"), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
-    assert ftis("experiment", *arguments) == 0
+    assert ftis("train", *arguments) == 0
     assert research(show_scaling, str(tmp_path / "scaling")) == 0
     found = json.loads((tmp_path / "scaling" / "scaling.json").read_text())
     assert [(alone["arm"], alone["sampled"]) for alone in found["ceilings"]] == [

@@ -140,6 +140,59 @@ def models(
 
 
 @app.command()
+def new(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Of the recipe; made if need be.")] = Path("mine"),
+    model: Annotated[
+        list[str] | None, typer.Option(help="Trained in full: a directory, a Hub id, starter:<name>. Repeatable.")
+    ] = None,
+    lora: Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Trained through LoRA. Repeatable.")] = None,
+    problems: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A .jsonl file, or a directory with train.jsonl.")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(metavar="exact|number|math|own", help="By default guessed from the answers.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="By default guessed.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="By default guessed.")] = None,
+) -> None:
+    """Write a recipe for your models and problems, and a reward to edit. On a terminal it asks for what is missing."""
+    from ftis.check.draft import REWARDS, Train, begin, problems_in
+    from ftis.models import pretrained
+
+    def asked(option: str, given: str | None, question: str, default: str | None = None) -> str:
+        if given is None and not (sys.stdin.isatty() and console.is_terminal):
+            raise typer.BadParameter(f"--{option} is missing: {question}")
+        return typer.prompt(question, default=default) if given is None else given
+
+    path = asked("problems", problems, "the .jsonl file with your problems")
+    found = problems_in(path, question, answer)
+    n = len(found.task.train), len(found.task.validation)
+    console.print(
+        f"{path}: {n[0]:,} problems to train on, {n[1]} to validate on; the question is in {found.question!r}, the "
+        f"answer in {found.answer!r} (--question and --answer name others)"
+    )
+    if not model and not lora:
+        model = asked("model", None, "models, with a space between two", "models/smollm2-135m").split()
+    peers: list[tuple[str, Train]] = [(name, "full") for name in model or ()]
+    peers += [(name, "lora") for name in lora or ()]
+    local = {
+        name: str(pretrained.get(name, Path("models"), console.print)) for name, _ in peers if name in pretrained.MODELS
+    }
+    if reward is None:
+        reward = asked(
+            "reward", None if sys.stdin.isatty() else found.kind, f"reward ({', '.join(REWARDS)})", found.kind
+        )
+    if reward not in REWARDS:
+        raise typer.BadParameter(f"--reward {reward}: take one of {', '.join(REWARDS)}")
+    with console.status("looking at the models"):
+        files, lines = begin(directory, [(local.get(name, name), how) for name, how in peers], found, reward)
+    for line in [*lines, *(f"wrote {file}" for file in files)]:
+        console.print(line)
+    for command in ("train {} --dry-run", "preflight {}", "train {}"):
+        console.print(f"next: ftis {command.format(shlex.quote(str(files[0])))}")
+
+
+@app.command()
 def preflight(
     recipe: RecipeFile,
     set_: Overrides = None,
@@ -227,20 +280,6 @@ def train(
         near = did_you_mean(directory.name, there)
         console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
     _train(loaded, arms, resume is not None, overwrite)
-
-
-@app.command(hidden=True)
-def experiment(
-    recipe: RecipeFile,
-    seeds: Annotated[str, typer.Option(metavar="N|FIRST-LAST")] = "5",
-    jobs: Jobs = 0,
-    arm: Arms = None,
-    set_: Overrides = None,
-    dry_run: DryRun = False,
-) -> None:
-    """Do what ``ftis train --seeds`` does. The name is gone in the next release."""
-    console.print(f"ftis experiment is called ftis train --seeds {seeds} now; the next release has no experiment")
-    _compare(for_seeds(recipe, set_ or []), tuple(arm or ()), seeds, jobs, dry_run)
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:

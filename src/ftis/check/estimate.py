@@ -119,19 +119,8 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
 def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> str:
     """Memory of all peers that run at a time, which in every arm are all, and disk of all arms."""
     memories = [(peer, memory) for peer, _, memory in examined.values()]
-    likely = [(peer, memory.likely()) for peer, memory in memories]
-    peers = [peer for peer, _ in memories]
-    if any(runs_in_parallel(arm.recipe) for arm in arms):
-        most, size = (sum(m.peak for _, m in of) for of in (memories, likely))
-        how = "where all peers work at once"
-    elif offloads(arms[0].recipe, peers):
-        most, size = (max(in_turn(of).values()) for of in (memories, likely))
-        how = "on the device, as the peers take turns and the others wait in main memory"
-    else:
-        most, size = in_one_process(memories), in_one_process(likely)
-        how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
-        how += " and share a frozen base" if shared_bases(peers) else ""
-    where, free = _left_for(peers)
+    most, size, how = _at_a_time(arms, memories)
+    where, free = _left_for([peer for peer, _ in memories])
     above = ""
     if free and most > free:
         which = "the most is" if size <= free else "both are"
@@ -147,6 +136,29 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         + (f" in {len(arms)} arms" if len(arms) > 1 else "")
         + too_much_for(arms[0].recipe.output_dir, on_disk)
     )
+
+
+def _at_a_time(arms: Sequence[Arm], memories: Sequence[tuple[PeerConfig, Memory]]) -> tuple[int, int, str]:
+    """The most and the likely bytes of all peers that run at a time, and how they run."""
+    likely = [(peer, memory.likely()) for peer, memory in memories]
+    peers = [peer for peer, _ in memories]
+    if any(runs_in_parallel(arm.recipe) for arm in arms):
+        most, size = (sum(m.peak for _, m in of) for of in (memories, likely))
+        return most, size, "where all peers work at once"
+    if offloads(arms[0].recipe, peers):
+        most, size = (max(in_turn(of).values()) for of in (memories, likely))
+        return most, size, "on the device, as the peers take turns and the others wait in main memory"
+    how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
+    how += " and share a frozen base" if shared_bases(peers) else ""
+    return in_one_process(memories), in_one_process(likely), how
+
+
+def needed(arms: Sequence[Arm]) -> tuple[int, int]:
+    """The likely bytes of these arms' peers, and those free where they run; 0 if unknown."""
+    memories = [(peer, memory) for peer, _, memory in _largest(arms, []).values()]
+    if not memories:
+        return 0, 0
+    return _at_a_time(arms, memories)[1], _left_for([peer for peer, _ in memories])[1]
 
 
 def _moving(recipe: Recipe, found: Sequence[tuple[PeerConfig, Memory]]) -> list[str]:

@@ -30,6 +30,8 @@ LOW_FOR_TINY, HIGH_FOR_TINY = 2e-5, 2.5e-3
 at 3e-3, and one of 206,000 fell from .32 to .15 in six rounds; at 1e-2 both earned nothing from the third round on."""
 TINY_LORA = 10
 """The factor by which an adapter of such a model takes more than that of a pretrained one: starters learned at 3e-3."""
+TRIED = 2e8
+"""Parameters up to which a pretrained model took SmolLM2-135M's rates."""
 LAYOUTS = ("%s", " %s", "\\boxed{%s}", "#### %s")
 """Ways to write an answer in which a reward of the recipe's own is tried."""
 OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
@@ -200,6 +202,15 @@ def rates(arms: Sequence[Arm]) -> list[str]:
             if parameters[peer.model] != UNKNOWN_PARAMETERS:
                 lines += [f"{peer.name}: {line}" for line in rate_advice(peer, parameters[peer.model])]
     return list(dict.fromkeys(lines))
+
+
+def first_rate(train: str, parameters: int) -> float:
+    """A learning rate to begin with, in full or through LoRA, by the models that were tried: see docs/own-models.md."""
+    if train == "lora":
+        return 3e-3 if parameters < SMALL else 3e-4 if parameters < TRIED else 1e-4
+    if parameters >= LARGE:
+        return float(PeerConfig.model_fields["learning_rate"].default)
+    return 3e-4 if parameters < SMALL else 1e-5 if parameters < TRIED else 2e-6
 
 
 def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:

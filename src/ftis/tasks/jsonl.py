@@ -21,7 +21,7 @@ def load(config: TaskConfig) -> Task:
     """
     refuse_settings(config, "options")
     question_field, answer_field = config.question_field or "question", config.answer_field or "answer"
-    train_file, validation_file = _files(config)
+    train_file, validation_file = files(config)
 
     def read(file: Path) -> list[Problem]:
         return [problem_of(row, question_field, answer_field, where) for row, where in jsonl_rows(file)]
@@ -47,7 +47,7 @@ def load(config: TaskConfig) -> Task:
     return make_task(config.name, subset(train, config.train_size, config.seed, "train"), validation, "exact")
 
 
-def _files(config: TaskConfig) -> tuple[Path | None, Path | None]:
+def files(config: TaskConfig) -> tuple[Path | None, Path | None]:
     """The training and the validation file; one may be absent."""
     if config.path is None:
         raise TaskError("task.path is missing: name a .jsonl file or a directory of them")
