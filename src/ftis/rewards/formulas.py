@@ -68,12 +68,8 @@ def _one_formula(text: str) -> str | None:
 
 def _in_plain_words(text: str) -> str:
     """A text without the commands around its words: ``June 20`` for ``\\text{June 20}``."""
-
-    def plain(found: re.Match[str]) -> str:
-        raised = found.string[: found.start()].rstrip().endswith(("^", "_"))  # where TeX takes one sign without braces
-        return found[0] if raised or found[2] != "}" else found[1]
-
-    return " ".join(re.sub(r"\\[,;: ]|~", " ", WORDS.sub(plain, text)).split())
+    plain = WORDS.sub(lambda found: found[1] if found[2] == "}" else found[0], text)
+    return " ".join(re.sub(r"\\[,;: ]", " ", plain).split())
 
 
 _POINTS = re.compile(
@@ -165,9 +161,8 @@ _OPERATIONS = re.compile(
 )
 """Commands that make a number of numbers."""
 _THEREFORE = re.compile(r"\\(?:[Rr]ightarrow|implies|therefore)(?![A-Za-z])")
-_VARIABLE = rf"{LETTER}(?:\s*(?:\^\s*(?:-1|\{{\s*-1\s*\}})\s*)?\([^()A-Za-z]*\))?"
 _FUNCTION = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?:\s*[\^_]\s*(?:\{[^{}]*\}|[0-9]))?(?![a-z])"
-_NAME = re.compile(rf"(?:{_FUNCTION}\s*[({{\[|]?\s*[0-9]*|[({{\[|]?)\s*{_VARIABLE}\s*[)}}\]|]?")
+_NAME = re.compile(rf"(?:{_FUNCTION}\s*[({{\[|]?\s*[0-9]*|[({{\[|]?)\s*{LETTER}\s*[)}}\]|]?")
 _UNKNOWN_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:[A-Z]+|(?i:a?[b-df-hj-np-tv-z]{1,3}))(?![A-Za-z]))[A-Za-z]{2,}")
 """Letters that name no points and no product, as few variables are vowels."""
 _POWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9])")
@@ -214,14 +209,9 @@ def _is_name(side: str) -> bool:
     side = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;:! ]|\\operatorname\s*\{[A-Za-z]+\}", "", side)
     if _UNKNOWN_WORD.search(side):
         return False
-    side = re.sub(r"\([^()]*\)", _argument, side)
-    variables = set(re.findall(_VARIABLE, _OPERATIONS.sub(" ", side))) - {"e"}
-    return _NAME.fullmatch(side) is not None or len(variables) > 1
-
-
-def _argument(found: re.Match[str]) -> str:
-    """A bracket; a number in it loses its commands, whose letters are no variables: ``f(\\frac{1}{2})``."""
-    return found[0] if _has_letters(found[0]) else _OPERATIONS.sub("", found[0])
+    variables = set(re.findall(rf"{LETTER}(?:\([^()A-Za-z]*\))?", _OPERATIONS.sub(" ", side))) - {"e"}
+    side = re.sub(r"(?:\^\s*\{?\s*-1\s*\}?\s*)?\(([^()]*)\)", lambda of: of[0] if _has_letters(of[1]) else "", side)
+    return len(variables) > 1 or _NAME.fullmatch(side) is not None
 
 
 def _rounded(given: str, expected: str) -> tuple[str, int] | None:

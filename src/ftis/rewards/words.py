@@ -150,8 +150,6 @@ def measure(text: str) -> Measure | None:
         else:
             parts[place] = _unit(token[2]) or parts[place]
     name, _, per = parts[0].partition("/")
-    if (name, powers[0]) == ("millisecond", -1):
-        return Measure("m", 1, "second")
     return Measure(name, powers[0], per or parts[1] * powers[1]) if name else None
 
 
