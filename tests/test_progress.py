@@ -204,7 +204,7 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     out, now = io.StringIO(), 100.0
     display = Display(Console(file=out, width=200, force_terminal=terminal, color_system=None), clock=lambda: now)
     display(Sounded(0, 14, Place(peer="a")))
-    display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, ("that is so",), Place(peer="a")))
+    display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, ("that is so",), Place(peer="a"), 40.0))
     now = 130.0
     display(Sounded(1, 14, Place(peer="a")))
     now = 140.0
@@ -215,7 +215,7 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     display(FirstGroup(12, 0.25, None, None, 0, 80.0, ("that is so",), Place(peer="b")))
     verdict = (
         "a: first group: reward 0.00  format right in 0 of 12 completions, answer in 1  "
-        "11 without an end  1,234 tokens/s"
+        "11 without an end  1,234 tokens/s  a round is sampled in about 40 s"
     )
     others = ["b: first group: reward 0.25  80 tokens/s"] * 2 + ["b: if other groups are like it, the same"]
     lines = [

@@ -65,8 +65,8 @@ class Memory:
         microbatches: of an optimiser step.
         activations: the part of ``update`` that is in proportion to its tokens, nearly.
         share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
-        reuses: whether an update takes the place of what sampling freed. Large blocks go back to the system at once,
-            and smaller ones are used again unless they have other sizes: likely, and not certain.
+        reuses: whether an update takes the place of what sampling freed. A large model's peer gives that back to the
+            system after each turn, as far as the allocator can: likely, and not certain.
     """
 
     program: int

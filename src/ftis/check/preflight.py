@@ -337,6 +337,7 @@ def _first_group(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, st
         tokens_per_second=tried.tokens / tried.seconds,
         advice=tuple(told),
         place=Place(peer=peer.name),
+        seconds=tried.seconds / tried.rollouts * rollouts_per_round(swarm)[0],
     )
 
 

@@ -65,6 +65,7 @@ class FirstGroup:
         unfinished: completions that reached the longest length.
         tokens_per_second: the speed of sampling, the first calls of the process included.
         advice: changes to make if nothing would be learned from the group.
+        seconds: a guess of the seconds that a round is sampled, by this group alone.
     """
 
     kind: ClassVar[str] = "first-group"
@@ -76,6 +77,7 @@ class FirstGroup:
     tokens_per_second: float
     advice: tuple[str, ...] = ()
     place: Place = Place()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,7 @@ def _run_in_processes(jobs: Sequence[PeerJob], computing: int, say: Say, stop: S
 def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing | None], Collected | None]) -> None:
     """Train one peer in this process; the parent carries its messages."""
     torch.set_num_threads(job.threads)
+    large = parameters_of(job.recipe.peer(job.peer).model) >= SMALL
     with locked(peer_lock(job.directory), LOCK_SECONDS):  # held on by a process that a kill did not reach
         reply = ask(None)
         if stop.is_set():
@@ -261,7 +262,10 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
             rounds = trainer.train(placed(say, peer=job.peer), stop.is_set)
             with suppress(StopIteration):
                 while True:
-                    reply = ask(rounds.send(reply))
+                    outgoing = rounds.send(reply)
+                    if large:  # an update is to take the place of what sampling freed
+                        return_freed_memory()
+                    reply = ask(outgoing)
 
 
 def peer_lock(directory: Path) -> Path:

@@ -310,7 +310,10 @@ def _first_group_line(event: FirstGroup) -> str:
         parts.append(f"format right in {event.formats} of {of}, answer in {event.answers}")
     if event.unfinished:
         parts.append(f"{event.unfinished} without an end")
-    return "  ".join([*parts, f"{event.tokens_per_second:,.0f} tokens/s"])
+    parts.append(f"{event.tokens_per_second:,.0f} tokens/s")
+    if event.seconds:
+        parts.append(f"a round is sampled in about {in_time(event.seconds)}")
+    return "  ".join(parts)
 
 
 def _in_line(notes: Mapping[str, str]) -> str:
