@@ -1071,7 +1071,13 @@ def test_a_swarm_that_cannot_be_meant_is_refused(model: Path, tmp_path: Path) ->
     for swarm, said in cases:
         with pytest.raises(FtisError, match=said):
             of_script(model, config(tmp_path), rows_of(12), **swarm)
-    for rows, said in ((rows_of(12).to_iterable_dataset(), "has no length"), (rows_of(12).select([0, 1]), "2 rows")):
+    from datasets import DatasetDict
+
+    for rows, said in (
+        (rows_of(12).to_iterable_dataset(), "has no length"),
+        (rows_of(12).select([0, 1]), "2 rows"),
+        (DatasetDict(train=rows_of(12), test=rows_of(12)), "the splits train, test"),
+    ):
         with pytest.raises(FtisError, match=said):
             of_script(model, config(tmp_path), rows)
 

@@ -64,4 +64,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in ("trl", "datasets", "accelerate"):
             raise
-        raise ImportError(f"ftis.trl needs TRL, and there is no module {error.name!r}: {remedy}") from error
+        raise ImportError(f"ftis.trl needs TRL, and there is no module {error.name!r}: {remedy}") from None

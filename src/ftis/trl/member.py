@@ -142,6 +142,8 @@ class Swarm:
             raise OptionError("Swarm names nobody else: give roster=… (ftis keys), or peers=[…] with open=True")
         if len(names) < 2:
             return None
+        if isinstance(dataset, dict):
+            raise OptionError(f"train_dataset holds the splits {', '.join(dataset)}: give one, as train_dataset[…]")
         if not hasattr(dataset, "__len__"):
             raise OptionError(
                 "train_dataset is missing or has no length: give all peers one data set whose rows can be asked for by "
