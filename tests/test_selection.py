@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,18 @@ def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -
         "honesty",
         "alignment",
     ]
+
+
+def test_among_strangers_others_failures_are_dropped_and_own_ones_are_not() -> None:
+    both = selections_of(recipe_of("ada", "bob"), "ada", OBJECTIVES["TIS"])
+    guarded = selections_of(recipe_of("ada", "bob", foreign_failures=False), "ada", OBJECTIVES["TIS"])
+    assert [s.name for s in guarded if s.name not in {one.name for one in both}] == ["failure"]
+    judged = judged_of([1.0, -1.0, 0.0, -2.0])
+    chosen = select(judged, guarded)
+    assert chosen.share_R.tolist() == [1, 0, 0]
+    assert chosen.reason_R == (None, "failure", "failure")
+    own = replace(judged.batch, source_N=np.zeros(4, np.int64), own_N=np.ones(4, bool))
+    assert select(replace(judged, batch=own), guarded).share_R.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

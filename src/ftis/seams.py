@@ -48,6 +48,7 @@ it."""
 
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",
+    "failure": "ftis.swarm.limit.successes_only",
     "penalty": "ftis.swarm.penalties.penalties",
     "honesty": "ftis.honesty.selection.honesty_test",
     "alignment": "ftis.text.selection.readable",

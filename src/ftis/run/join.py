@@ -141,7 +141,10 @@ def join(
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect
     threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
-    swarm = swarm.model_copy(update={"threads": threads})
+    training = swarm.training
+    if training.foreign_failures is None:
+        training = training.model_copy(update={"foreign_failures": False})
+    swarm = swarm.model_copy(update={"threads": threads, "training": training})
     directory = peer_directory(recipe, name)
     own = own_part(arm_name, swarm, name)
     tasks = (checked or check([own])).tasks

@@ -1,4 +1,4 @@
-"""The limit on foreign rollouts. Seed, round and peer decide which groups it takes, so it needs no message."""
+"""Limits on foreign rollouts: how many, and whether failures. Seed, round and peer decide, so they need no message."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ftis.admission import Admission
 from ftis.config import Recipe
 from ftis.schedule import seed_of
-from ftis.selection import Selection
+from ftis.selection import Judged, OfShares, Selection
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,20 @@ class ForeignLimit(Selection):
 def foreign_limit(recipe: Recipe, own: str) -> ForeignLimit | None:
     """The limit that ``[training]`` sets."""
     return ForeignLimit(recipe, own) if recipe.training.max_foreign_rollouts else None
+
+
+def successes_only(recipe: Recipe, own: str) -> Selection | None:
+    """Drops others' rollouts with Â < 0, if ``training.foreign_failures`` is false.
+
+    A failure pushes its tokens away. Wrong answers after right reasoning in the learner's style push that reasoning
+    away, though their sender reports nothing false.
+    """
+    return OfShares(_successes, "failure") if recipe.training.foreign_failures is False else None
+
+
+def _successes(judged: Judged) -> Tensor:
+    own_R = torch.from_numpy(judged.batch.own_N[judged.rows])
+    return (own_R | (judged.advantage_R > 0)).float()
 
 
 def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
