@@ -59,7 +59,7 @@ WINGS = {
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
-COMMANDS = ["terminal", "cli_swarm", "cli", "__main__"]
+COMMANDS = ["library", "terminal", "cli_swarm", "cli", "__main__"]
 
 ORDER = [*CORE, *(f"{wing}.{module}" for wing, modules in WINGS.items() for module in modules.split()), *COMMANDS]
 """A module imports only modules above it; ``__init__`` re-exports lazily."""

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from ftis.config import PeerConfig as PeerConfig
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
+    from ftis.library import Results as Results
+    from ftis.library import evaluate as evaluate
+    from ftis.library import join as join
+    from ftis.library import load as load
+    from ftis.library import preflight as preflight
+    from ftis.library import train as train
     from ftis.objectives import OBJECTIVES as OBJECTIVES
     from ftis.objectives import Objective as Objective
     from ftis.objectives import policy_loss as policy_loss
@@ -24,22 +30,23 @@ if TYPE_CHECKING:
     from ftis.policy import supervised_step as supervised_step
     from ftis.recipe.arms import experiment_directory as experiment_directory
     from ftis.recipe.arms import run_directory as run_directory
-    from ftis.recipe.parsing import load as load
     from ftis.records.files import read_jsonl as read_jsonl
     from ftis.run.experiments import run_experiment as run_experiment
-    from ftis.run.runs import run
     from ftis.view.progress import Display as Display
     from ftis.view.report import write_page as write_page
     from ftis.view.tables import print_comparison as print_comparison
-
-    train = run
 
 _HOME = {
     "FtisError": "config",
     "PeerConfig": "config",
     "Recipe": "config",
     "RewardConfig": "config",
-    "load": "recipe.parsing",
+    "load": "library",
+    "train": "library",
+    "Results": "library",
+    "preflight": "library",
+    "evaluate": "library",
+    "join": "library",
     "run_directory": "recipe.arms",
     "read_jsonl": "records.files",
     "OBJECTIVES": "objectives",
@@ -48,7 +55,6 @@ _HOME = {
     "policy_loss": "objectives",
     "Policy": "policy",
     "Peer": "peer",
-    "train": "run.runs:run",  # ``ftis.run`` is the room
     "run_experiment": "run.experiments",
     "experiment_directory": "recipe.arms",
     "supervised_step": "policy",
@@ -64,8 +70,7 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        module, _, called = _HOME[name].partition(":")
-        return getattr(importlib.import_module(f"ftis.{module}"), called or name)
+        return getattr(importlib.import_module(f"ftis.{_HOME[name]}"), name)
     raise AttributeError(f"module 'ftis' has no attribute {name!r}")
 
 

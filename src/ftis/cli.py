@@ -413,25 +413,15 @@ def evaluate_model(
 
     Greedy pass@1, and with --samples pass@k and the mean reward of sampled completions.
     """
+    from ftis.library import open_exam
     from ftis.records.files import write_jsonl
-    from ftis.rewards.answers import require_rewardable
-    from ftis.run.assembly import examine
-    from ftis.run.prompting import require_fit
 
     loaded = load(recipe, set_ or [])
     sampling = loaded.sampling
     with console.status("answering the task's validation problems"):
-        exam = examine(model, loaded, loaded.peer(peer) if peer is not None else None, limit)
-        policy, name = exam.policy, f"task {loaded.task.name!r}, validation problem"
-        if lacks := set(sampling.end_tokens) - policy.tokenizer.get_vocab().keys():
-            console.print(
-                f"{model} has no {', '.join(map(repr, sorted(lacks)))} of sampling.end_tokens, so no completion of it "
-                f"ends there"
-            )
-        require_rewardable(exam.score, exam.problems, name)
-        named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
-        most = sampling.max_completion_length
-        require_fit(model, policy.config.model, loaded.prompt, most, policy.tokenizer, named)
+        exam, remarks = open_exam(model, loaded, peer, limit)
+        for line in remarks:
+            console.print(line)
         result = exam.greedy()
     console.print(f"{loaded.task.name}: {result}, mean length {result.mean_length:.1f} tokens")
     rows = [vars(problem) for problem in result.problems]

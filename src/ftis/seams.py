@@ -66,6 +66,11 @@ FORMS: Mapping[str, str] = {"ids": "ftis.wire.ids.IDS", "text": "ftis.wire.text.
 """Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its place here."""
 
 
+GIVEN: dict[str, Any] = {}
+"""Objects that a program gave instead of a dotted path, by their names in the recipe, ``given.…``. See
+:func:`ftis.library.give`."""
+
+
 def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
     """The object that ``name`` means in the recipe's ``key``: an entry of ``table``, or an object by its dotted path.
 
@@ -74,6 +79,13 @@ def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
     """
     table = table or {}
     where = f"{key} = {name!r}"
+    if name in GIVEN:
+        return GIVEN[name]
+    if name.startswith("given."):
+        raise RecipeError(
+            f"{where}: was given to ftis in Python, and this process has it not: give it again, or write it into a "
+            f"module beside the recipe and name that"
+        )
     path = table.get(name, name)
     module_name, dot, attribute = path.rpartition(".")
     if not dot or not all(part.isidentifier() for part in path.split(".")):

@@ -24,7 +24,7 @@ from ftis.check.memory import checkpoint_bytes
 from ftis.check.plan import about_reward
 from ftis.config import ArmConfig, Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
-from ftis.engines.machine import cores
+from ftis.engines.machine import cores, with_threads
 from ftis.measures import RoundExchange, has_ended
 from ftis.objectives import Objective
 from ftis.peer import Peer, Stopwatch
@@ -94,8 +94,11 @@ class Sounding(Outcome):
         return self.seconds_to_sample + self.seconds_to_learn
 
 
-def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None) -> list[Sounding]:
+def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None, apart: bool = True) -> list[Sounding]:
     """Look at each peer of an arm, one after the other.
+
+    Args:
+        apart: in processes of their own; else in this one, whose peak memory is then all peers'.
 
     Raises:
         Stopped: asked to stop before all peers were looked at.
@@ -112,7 +115,12 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None)
             for peer in swarm.peers:
                 arguments = (swarm, peer.name, groups, Path(place) / peer.name)
                 jobs.append(Job(f"peer {peer.name!r}", sound_process, arguments))
-        run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
+        if not apart:
+            with with_threads(threads["threads"]):
+                for job in jobs:
+                    job.function(*job.arguments, say, stop)
+        else:
+            run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
         if stop.is_set():
             raise Stopped
         found = [Path(place) / name / "sounding.json" for name in chosen.peers]

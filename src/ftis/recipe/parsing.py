@@ -153,7 +153,7 @@ def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
         RecipeError: the arm sets a key that belongs to the whole run, or one that is not there.
     """
     document, where = recipe.model_dump(), f"arm {arm.name!r}"
-    for key, value in _dotted(arm.set):
+    for key, value in dotted(arm.set):
         if key.partition(".")[0] in OF_THE_RUN:
             raise RecipeError(f"{where}: {key} belongs to the whole run; set it outside of the arms")
         try:
@@ -215,11 +215,11 @@ def _toml_value(override: str, text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text  # a line break starts no second key
 
 
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested tables as dotted keys; an empty table is a leaf."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
-            yield from _dotted(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -1,0 +1,339 @@
+"""The commands as functions, for scripts and notebooks: recipes with Python's values in them, and results to work with.
+
+A callable may stand wherever a recipe takes a dotted path. One that a module has goes by its path. Any other (of
+``__main__``, a lambda, a closure) is used as it is, in this process: the recipe says ``given.<name>_<digest>``, and its
+peers take turns here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+
+from ftis.check.plan import plan, problems, rates
+from ftis.check.preflight import Sounding
+from ftis.check.preflight import preflight as sound_peers
+from ftis.config import Recipe, RecipeError
+from ftis.objectives import Objective
+from ftis.recipe.arms import arms_of, run_directory
+from ftis.recipe.parsing import dotted, parse, set_key, split_override, with_arm
+from ftis.recipe.parsing import load as load_file
+from ftis.records.events import Planned, Say, unheard
+from ftis.records.files import checkpoint_path, saved_steps
+from ftis.records.reading import Run, read_run
+from ftis.rewards.answers import require_rewardable
+from ftis.run.assembly import examine
+from ftis.run.evaluate import EvalSamples, Evaluation, Exam
+from ftis.run.join import choose_arm, own_part, peer_directory
+from ftis.run.join import join as join_swarm
+from ftis.run.prepare import check
+from ftis.run.prompting import require_fit
+from ftis.run.runs import run
+from ftis.run.workers import Stop, interrupts
+from ftis.seams import GIVEN
+from ftis.view.progress import Display
+
+RecipeLike = str | Path | Mapping[str, Any] | Recipe
+"""A recipe's path, its keys as a mapping, or a recipe."""
+Overrides = Iterable[str] | Mapping[str, Any]
+"""``key=value`` as the command line takes it, or dotted keys with their values."""
+SHORT = {"reward": "function", "task": "name", "objective": "name"}
+"""The key of a section that a value alone stands for, as in ``reward=f``."""
+
+
+class Table(list[dict[str, Any]]):
+    """Rows of a table."""
+
+    def to_pandas(self) -> Any:
+        """The same as a pandas.DataFrame.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.DataFrame(self)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The outcome of a run. It is true if the run came to its end.
+
+    Attributes:
+        directory: of the run, with all records.
+        finished: False if it was stopped; ``resume=True`` goes on.
+    """
+
+    directory: Path
+    finished: bool
+
+    def __bool__(self) -> bool:
+        return self.finished
+
+    @property
+    def accuracies(self) -> Table:
+        """A row for each evaluation: arm, peer, split, step (finished rounds), accuracy in 0 … 1, problems."""
+        return Table(
+            {"arm": arm, "peer": peer, **vars(row)}
+            for (arm, peer), records in self._run.peers.items()
+            for row in records.evaluations
+        )
+
+    @property
+    def rounds(self) -> Table:
+        """A row for each round of a peer: arm, peer, and the keys of ``metrics.jsonl``."""
+        return Table(
+            {"arm": arm, "peer": peer, **row.measures}
+            for (arm, peer), records in self._run.peers.items()
+            for row in records.rounds
+        )
+
+    @property
+    def models(self) -> dict[str, dict[str, Path]]:
+        """The directory of each peer's newest model, by arm and peer."""
+        found: dict[str, dict[str, Path]] = {}
+        for (arm, peer), records in self._run.peers.items():
+            if steps := saved_steps(records.directory):
+                found.setdefault(arm, {})[peer] = checkpoint_path(records.directory, max(steps))
+        return found
+
+    @property
+    def _run(self) -> Run:
+        return read_run(self.directory)
+
+
+def load(recipe: RecipeLike, overrides: Overrides = (), **keys: Any) -> Recipe:
+    """A recipe, with some keys replaced.
+
+    Args:
+        recipe: its path (``recipes/demo.toml`` and its like come with ftis), its keys as a mapping, or a recipe.
+        overrides: ``["training.rounds=5"]``, or ``{"training.rounds": 5, "peers.*.learning_rate": 1e-4}``.
+        keys: keys of the recipe. A section is a mapping of the keys to replace, as in ``training={"rounds": 5}``.
+            ``reward``, ``task`` and ``objective`` may be a callable, or an ``Objective``.
+
+    Raises:
+        RecipeError: no such file, an unknown key, a wrong value; the message names the place.
+    """
+    given = overrides if isinstance(overrides, Mapping) else {}
+    texts = () if isinstance(overrides, Mapping) else tuple(overrides)
+    if isinstance(recipe, (str, Path)):
+        loaded = load_file(recipe, texts)
+    else:
+        loaded = recipe if isinstance(recipe, Recipe) else parse(_sections(recipe))
+        given = {**dict(map(split_override, texts)), **given}
+    changes = dict(dotted(_sections({**given, **keys})))
+    if changes:
+        document = loaded.model_dump()
+        for key, value in changes.items():
+            set_key(document, key, value)
+        loaded = parse(document, f"recipe with {', '.join(changes)}")
+        for arm in loaded.arms:  # an arm's mistakes surface before anything is trained
+            with_arm(loaded, arm)
+    if '"given.' in loaded.model_dump_json():
+        if loaded.processes == "parallel":
+            raise RecipeError(
+                'processes = "parallel": other processes have no function that is defined in a notebook or a script: '
+                'write it into a module, or set processes = "inline"'
+            )
+        loaded = loaded.model_copy(update={"processes": "inline"})
+    return loaded
+
+
+def _sections(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's keys with names for callables, and a section for a value alone that stands for one."""
+    found = {key: _plain(value) for key, value in keys.items()}
+    return {
+        key: {SHORT[key]: value} if key in SHORT and not isinstance(value, dict) else value
+        for key, value in found.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return give(value) if callable(value) or isinstance(value, Objective) else value
+
+
+def give(thing: Any) -> str:
+    """The name by which a recipe has an object: its dotted path, or one that holds in this process.
+
+    The second ends in a digest of what a function does, so that another function has another name, and a run is
+    resumed with the same function alone. Anything else goes by its identity.
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__name__)
+    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing:
+        return f"{module}.{name}"
+    word = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "it"
+    made = f"given.{word}_{hashlib.sha256(_spelled(thing).encode()).hexdigest()[:8]}"
+    GIVEN[made] = thing
+    return made
+
+
+def _spelled(thing: Any) -> str:
+    """All that a function depends on except globals."""
+    if isinstance(thing, CodeType):
+        return f"{thing.co_code.hex()} {thing.co_names} {[_spelled(one) for one in thing.co_consts]}"
+    if isinstance(thing, FunctionType):
+        held = [cell.cell_contents for cell in thing.__closure__ or ()]
+        around = [*held, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
+        return f"{_spelled(thing.__code__)} {[_spelled(one) for one in around]}"
+    return f"{thing!r} {id(thing)}" if callable(thing) else repr(thing)
+
+
+@contextmanager
+def _shown(quiet: bool, say: Say | None, resumes: bool = True) -> Iterator[Say]:
+    """Hears of a run's events: ``say``, nobody, or a display as the command's."""
+    if quiet or say is not None:
+        yield say or unheard
+        return
+    display = Display(Console(markup=False, highlight=False))
+    with display.live(resumes):
+        yield display
+
+
+def train(
+    recipe: RecipeLike,
+    overrides: Overrides = (),
+    *,
+    only: str | Iterable[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    say: Say | None = None,
+    stop: Stop | None = None,
+    **keys: Any,
+) -> Results:
+    """Train a recipe's peers, arm by arm, as ``ftis train``. Ctrl-C ends it after the round it is in.
+
+    Args:
+        recipe, overrides, keys: as for :func:`load`.
+        only: the arms to train; by default all.
+        resume: go on with an earlier run.
+        overwrite: delete an earlier run first.
+        quiet: show no progress.
+        say: hears of the events instead.
+        stop: an event that ends the run too.
+
+    Raises:
+        FtisError: something is wrong with the recipe, a model, a function or the run's directory.
+    """
+    loaded = load(recipe, overrides, **keys)
+    with _shown(quiet, say) as shown:
+        checked = check(arms_of(loaded, (only,) if isinstance(only, str) and only else tuple(only)))
+        shown(Planned(tuple(plan(checked, arms_of(loaded)))))
+        finished = run(loaded, resume=resume, overwrite=overwrite, say=shown, stop=stop, checked=checked)
+    return Results(run_directory(loaded), finished)
+
+
+def join(
+    recipe: RecipeLike,
+    peer: str,
+    overrides: Overrides = (),
+    *,
+    arm: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    say: Say | None = None,
+    **keys: Any,
+) -> Results:
+    """Train one peer here with peers elsewhere, as ``ftis join``.
+
+    Args:
+        peer: the recipe's peer that this machine is.
+        arm: if peers learn together in several.
+        keys: as for :func:`load`; ``network={"connect": ["tcp/host:7447"]}`` says how to reach the others.
+
+    Raises:
+        FtisError: something is wrong with the recipe, the model, the keys, the network or the run's directory.
+    """
+    loaded = load(recipe, overrides, **keys)
+    arm_name, swarm = choose_arm(loaded, peer, arm)
+    own, ending = own_part(arm_name, swarm, peer), threading.Event()
+    with _shown(quiet, say) as shown, interrupts(shown, ending, (signal.SIGINT, signal.SIGTERM)):
+        checked = check([own])
+        shown(Planned((*problems(checked.tasks), *checked.remarks, *rates([own]))))
+        options = {"arm": arm, "resume": resume, "overwrite": overwrite}
+        finished = join_swarm(loaded, peer, **options, say=shown, stop=ending, checked=checked)  # type: ignore[arg-type]
+    return Results(peer_directory(loaded, peer), finished)
+
+
+def preflight(
+    recipe: RecipeLike,
+    overrides: Overrides = (),
+    *,
+    arm: str | None = None,
+    groups: int = 4,
+    quiet: bool = False,
+    say: Say | None = None,
+    **keys: Any,
+) -> list[Sounding]:
+    """Predict whether each peer of an arm would learn, and what a round costs, as ``ftis preflight``.
+
+    Args:
+        arm: by default the recipe's first.
+        groups: that each peer samples.
+
+    Raises:
+        FtisError: as :func:`train`.
+    """
+    loaded = load(recipe, overrides, **keys)
+    with _shown(quiet, say, resumes=False) as shown:
+        checked = check(arms_of(loaded, (arm,) if arm else ())[:1])
+        return sound_peers(checked, groups, shown, apart='"given.' not in loaded.model_dump_json())
+
+
+def evaluate(
+    model: str | Path,
+    recipe: RecipeLike,
+    overrides: Overrides = (),
+    *,
+    peer: str | None = None,
+    limit: int | None = None,
+    samples: int = 0,
+    **keys: Any,
+) -> Evaluation | EvalSamples:
+    """Answer a recipe's validation problems with a model, as ``ftis eval``: greedily, or ``samples`` times each.
+
+    Args:
+        model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
+        peer: run the model on this peer's device, in its dtype.
+        limit: the number of problems, a seeded subset.
+
+    Raises:
+        FtisError: the model cannot be loaded or lacks something that the recipe names.
+    """
+    loaded = load(recipe, overrides, **keys)
+    exam, _ = open_exam(str(model), loaded, peer, limit)
+    return exam.sampled(samples, loaded.seed) if samples else exam.greedy()
+
+
+def open_exam(model: str, recipe: Recipe, peer: str | None, limit: int | None) -> tuple[Exam, list[str]]:
+    """A model's exam that it can take, and remarks on it. The arguments are those of :func:`evaluate`."""
+    sampling = recipe.sampling
+    exam = examine(model, recipe, recipe.peer(peer) if peer is not None else None, limit)
+    policy, name = exam.policy, f"task {recipe.task.name!r}, validation problem"
+    require_rewardable(exam.score, exam.problems, name)
+    named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
+    require_fit(model, policy.config.model, recipe.prompt, sampling.max_completion_length, policy.tokenizer, named)
+    lacks = sorted(set(sampling.end_tokens) - policy.tokenizer.get_vocab().keys())
+    which = ", ".join(map(repr, lacks))
+    return exam, [f"{model} has no {which} of sampling.end_tokens, so no completion of it ends there"] if lacks else []
