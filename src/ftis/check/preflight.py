@@ -158,10 +158,12 @@ def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard
     with closing(assemble(swarm, name, place)) as trainer:
         found = _sounded(swarm, trainer.peer, groups, say, stop)
     quick = found.seconds_to_sample / rollouts_per_round(swarm)[0] * swarm.sampling.num_generations < QUICK
-    if found.reward >= HARD or not quick:
+    if found.reward >= HARD or not quick or swarm.sampling.sampler == "vllm":  # whose engine takes a minute to start
         return found
     tried = []
     for text, options in easier_tasks(swarm).items():
+        if stop is not None and stop.is_set():
+            raise Stopped
         changed = with_arm(swarm, ArmConfig(name="easier", set={"task.options": options}))
         with closing(assemble(changed, name, place)) as trainer:
             rewards = [one for group in sample(trainer.peer, range(groups)).scored for one in group.rewards]
