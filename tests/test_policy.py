@@ -780,6 +780,19 @@ def test_an_adapter_on_a_router_is_refused(tiny_model_dir: TinyModelDir) -> None
         assert_one_line(caught, "peer 'a'", "router", "lora_target_modules")
 
 
+def test_a_layer_of_a_class_of_its_own_may_be_a_product() -> None:
+    class Product(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    class Groups(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.reshape(-1, 2, self.in_features))
+
+    layers = (torch.nn.Linear(3, 4), Product(3, 4), Groups(3, 4))
+    assert [models.is_product(layer) for layer in layers] == [True, True, False]
+
+
 def test_an_adapters_base_is_loaded_once(
     tiny_policy: TinyPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -357,20 +357,27 @@ def _refuse_shared_targets(adapted: Any, who: str) -> None:
 
 
 def _refuse_routers(adapted: Any, config: PeerConfig) -> None:
-    """Refuse an adapter on a linear layer that returns more than its product, such as which experts come next."""
+    """Refuse an adapter on a linear layer that gives more than its product, such as which experts come next."""
     for name, module in adapted.named_modules():
         inner: Any = getattr(module, "base_layer", None)
-        if not isinstance(inner, torch.nn.Linear) or type(inner).forward is torch.nn.Linear.forward:
-            continue
-        if inner.weight.is_floating_point():  # those of 4 bits are bitsandbytes' own
-            with torch.no_grad():
-                output = inner(inner.weight.new_zeros(1, inner.in_features))
-            if not isinstance(output, torch.Tensor):
-                name = name.rpartition(".")[2]
-                raise ModelError(
-                    f"peer {config.name!r}: lora_target_modules changes {name}, a {type(inner).__name__}, whose output "
-                    f"is more than a product: leave {name} out of the target modules"
-                )
+        if isinstance(inner, torch.nn.Linear) and not is_product(inner):
+            name = name.rpartition(".")[2]
+            raise ModelError(
+                f"peer {config.name!r}: lora_target_modules changes {name}, a {type(inner).__name__}, whose output is "
+                f"more than a product: leave {name} out of the target modules"
+            )
+
+
+@torch.no_grad()
+def is_product(layer: torch.nn.Linear) -> bool:
+    """Whether a linear layer, perhaps of a class of its own, maps each vector to one product."""
+    if type(layer).forward is torch.nn.Linear.forward or not layer.weight.is_floating_point():
+        return True  # those of 4 bits are bitsandbytes' own
+    try:
+        output = layer(layer.weight.new_zeros(1, layer.in_features))
+    except RuntimeError:  # it takes several vectors at a time, as DeepSeek V4's groups
+        return False
+    return isinstance(output, torch.Tensor) and output.shape == (1, layer.out_features)
 
 
 def _in_order(adapted: Any) -> Any:
