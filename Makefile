@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 # Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
 TORCH_INDEX_URL ?=
 
-.PHONY: demo test test-slow test-trl test-vllm trl models gpu axe coverage lint docs build install clean
+.PHONY: demo test test-slow test-trl test-vllm trl models gpu sweep axe coverage lint docs build install clean
 
 install: $(READY)
 
@@ -66,6 +66,10 @@ axe: install
 # wheels/ as wheels.
 gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py
+
+# All causal language models of transformers, tiny: docs/architectures.md is written anew. Some ten minutes of one core.
+sweep: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sweep.py
 
 # The tests, and which lines of src they run.
 coverage: install
