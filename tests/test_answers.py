@@ -61,7 +61,13 @@ def test_answers_over_several_lines_and_very_long_ones() -> None:
         assert answers_equal(long, long, kind)
         assert not answers_equal(long, long[1:], kind)
         assert not answers_equal("{" * 100_000, "5", kind)
-    for odd in ("9" * 400 + ".0*1 = 18", "(1+" * 120 + "18" + ")" * 120 + " = 18", "-" * 501 + "18 = 18"):
+    for odd in (
+        "9" * 400 + ".0*1 = 18",
+        "(1+" * 120 + "18" + ")" * 120 + " = 18",
+        "9^99^99 = 18",
+        "7^100 = 18",
+        "-" * 501 + "18 = 18",
+    ):
         assert not answers_equal(odd, "18", "number")
     assert answers_equal(" a b\n", "a b", "exact")
     assert not any(answers_equal(one, other, "exact") for one, other in (("18.0", "18"), ("A", "a")))

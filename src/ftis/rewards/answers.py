@@ -85,7 +85,7 @@ def graded(
     well_formed = given is not None
     if given is None and extract == "tags":
         given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
-    if given is not None and answer_kind in ("number", "math"):
+    if given is not None and answer_kind in ("number", "math") and len(given) <= MAX_ANSWER_LENGTH:
         given = without_asked(given, problem)
     return well_formed, 0.0 if given is None else answer_score(given, expected, answer_kind, own)
 

@@ -127,7 +127,8 @@ def _value(node: ast.expr) -> Fraction | None:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    small = abs(base.numerator) < 10**9 and base.denominator < 10**9 and abs(exponent) < 1000
+    """A power that takes no time: a sum of such fractions may have digits without end."""
+    small = abs(base.numerator) < 10**9 and base.denominator < 10**9 and abs(exponent) < (1000 if base == 10 else 100)
     return base**exponent.numerator if small and exponent.denominator == 1 else None
 
 

@@ -188,6 +188,6 @@ def without_asked(answer: str, problem: str) -> str:
     if found is None or harmless(found[0]):
         return answer
     words = " ".join(_plain(found[0]).lower().split()).rstrip(".")
-    asked = (" ".join(problem[one.end() :].lower().split()) for one in _ASKED.finditer(problem))
-    here = any(re.match(rf"{re.escape(words)}(?![A-Za-z])", text) for text in asked)
+    asked = (problem[one.end() : one.end() + 2 * len(words) + 9].lower().split() for one in _ASKED.finditer(problem))
+    here = any(re.match(rf"{re.escape(words)}(?![A-Za-z])", " ".join(text)) for text in asked)
     return answer[: found.start()] + answer[found.end() :] if here else answer
