@@ -961,7 +961,7 @@ def test_a_subset_that_matches_nothing(tiny_policy: TinyPolicy) -> None:
 
 @pytest.mark.parametrize("device", ["quantum", "", "cuda:x", "cpu:cpu"])
 def test_an_unknown_device(device: str) -> None:
-    with pytest.raises(ModelError, match="is unknown: use auto, cpu, cuda or cuda:<index>") as caught:
+    with pytest.raises(ModelError, match="is unknown: use auto, cpu, cuda, cuda:<index> or mps") as caught:
         resolve_device(device)
     assert_one_line(caught)
 

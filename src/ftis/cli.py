@@ -159,8 +159,10 @@ def new(
     from ftis.check.draft import REWARDS, Train, begin, problems_in
     from ftis.models import pretrained
 
+    on_terminal = sys.stdin.isatty() and console.is_terminal
+
     def asked(option: str, given: str | None, question: str, default: str | None = None) -> str:
-        if given is None and not (sys.stdin.isatty() and console.is_terminal):
+        if given is None and not on_terminal:
             raise typer.BadParameter(f"--{option} is missing: {question}")
         return typer.prompt(question, default=default) if given is None else given
 
@@ -172,16 +174,14 @@ def new(
         f"answer in {found.answer!r} (--question and --answer name others)"
     )
     if not model and not lora:
-        model = asked("model", None, "models, with a space between two", "models/smollm2-135m").split()
+        model = asked("model", None, "models, with a space between two", "smollm2-135m").split()
     peers: list[tuple[str, Train]] = [(name, "full") for name in model or ()]
     peers += [(name, "lora") for name in lora or ()]
     local = {
         name: str(pretrained.get(name, Path("models"), console.print)) for name, _ in peers if name in pretrained.MODELS
     }
     if reward is None:
-        reward = asked(
-            "reward", None if sys.stdin.isatty() else found.kind, f"reward ({', '.join(REWARDS)})", found.kind
-        )
+        reward = asked("reward", None if on_terminal else found.kind, f"reward ({', '.join(REWARDS)})", found.kind)
     if reward not in REWARDS:
         raise typer.BadParameter(f"--reward {reward}: take one of {', '.join(REWARDS)}")
     with console.status("looking at the models"):

@@ -291,7 +291,7 @@ class PeerConfig(_Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     device: str = "auto"
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``."""
+    """``auto`` (``cuda`` if there is one, else ``cpu``), ``cpu``, ``cuda``, ``cuda:<index>``, or ``mps``, untested."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Annotated[int, Field(ge=0)] = 0

@@ -249,12 +249,14 @@ def own_ends(tokenizer: PreTrainedTokenizerBase, defaults: object) -> frozenset[
 
 
 def resolve_device(device: str) -> torch.device:
-    if device == "auto":
+    if device == "auto":  # not mps: nobody has run ftis there yet
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
     except RuntimeError:
-        raise ModelError(f"device {device!r} is unknown: use auto, cpu, cuda or cuda:<index>") from None
+        raise ModelError(f"device {device!r} is unknown: use auto, cpu, cuda, cuda:<index> or mps") from None
+    if resolved.type == "mps" and not torch.backends.mps.is_available():
+        raise ModelError(f"device {device!r} is not here, or this torch is built without it: use auto or cpu")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise ModelError(f"device {device!r} is not here ({torch.cuda.device_count()} CUDA devices): use auto or cpu")
     return resolved

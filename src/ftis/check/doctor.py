@@ -39,6 +39,9 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         rows.append(
             ("cuda", "absent", "training runs on the CPU", "starters are made for that; larger models want a GPU")
         )
+    if torch.backends.mps.is_available():
+        found = 'Apple\'s GPU: ftis was never run on one, so device = "auto" takes the CPU'
+        rows.append(("mps", "absent", found, "--set 'peers.*.device=mps' tries it"))
     optional = {
         "reasoning_gym": ("reasoning-gym", "procedural tasks"),
         "bitsandbytes": ("bitsandbytes", "peers.*.optim, frozen_dtype"),
