@@ -117,14 +117,16 @@ def test_an_adapter_whose_base_is_not_here(
     assert "Retrying" not in caplog.text
 
 
-def test_an_adapter_whose_base_is_a_path_from_elsewhere(tmp_path: Path) -> None:
-    written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "../elsewhere/base"}
+@pytest.mark.parametrize("base", ["../elsewhere/base", "/elsewhere/base"])
+def test_an_adapter_whose_base_is_a_path_from_elsewhere(base: str, tmp_path: Path) -> None:
+    written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     (tmp_path / "adapter_config.json").write_text(json.dumps(written), encoding="utf-8")
     peer = PeerConfig(name="a", model=str(tmp_path), train="full")
     for load in (load_config, lambda place: load_model(place, peer), lambda place: require_trainable(peer, place)):
         with pytest.raises(ModelError) as caught:
             load(str(tmp_path))
-        assert_one_line(caught, "../elsewhere/base", str(Path.cwd()), str(tmp_path))
+        assert_one_line(caught, base, str(tmp_path), "base_model_name_or_path")
+        assert (str(Path.cwd()) in str(caught.value)) == (base[0] == ".")
 
 
 @pytest.mark.parametrize("written", ["{", "{}", '{"base_model_name_or_path": null}', "[]"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import shutil
 import warnings
 from collections.abc import Callable
@@ -739,10 +740,34 @@ def test_an_adapter_may_have_tokens_that_its_base_lacks(
     assert torch.equal(policy.model(ids).logits, again.model(ids).logits)
 
 
+def test_an_adapter_of_a_base_by_a_relative_path_loads_from_any_directory(
+    tiny_model_dir: TinyModelDir, tiny_policy: TinyPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that goes on from a checkpoint made where its base lay elsewhere."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "base").symlink_to(tiny_model_dir())
+    monkeypatch.chdir(tmp_path)
+    policy = tiny_policy(**TRAINS["lora"], model=Path("models/base"), learning_rate=1e-2)
+    ascend(policy)
+    expected = policy.logps(PROMPTS, COMPLETIONS, 1.0)
+    policy.save_pretrained(tmp_path / "first")
+    file = tmp_path / "first" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "models/base"}))
+    Policy.load(policy.config, checkpoint=tmp_path / "first").save_pretrained(tmp_path / "second")
+    policy.save_pretrained(tmp_path / "third")
+    monkeypatch.chdir("/")
+    for name in ("second", "third"):
+        loaded = tiny_policy(model=tmp_path / name)
+        for a, b in zip(expected, loaded.logps(PROMPTS, COMPLETIONS, 1.0), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+        assert not (tmp_path / name / "README.md").exists()  # peft's has blanks
+
+
 def test_a_second_adapter_on_an_adapter_is_refused(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
     adapter = tiny_policy(**TRAINS["lora"])
+    tmp_path /= "checkpoint-3"
     adapter.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"itself a LoRA adapter.*merge") as caught:
+    with pytest.raises(ModelError, match=rf"itself a LoRA adapter.*ftis export {tmp_path} --merge") as caught:
         tiny_policy(**TRAINS["lora"], model=tmp_path)
     assert_one_line(caught)
     with pytest.raises(ModelError, match="itself a LoRA adapter"):  # before a run, too

@@ -202,6 +202,7 @@ class Policy:
         """Write model (or adapter) and tokenizer as an ordinary Hugging Face directory."""
         more = {"save_embedding_layers": False} if self.config.train == "lora" else {}
         self.model.save_pretrained(directory, **more)
+        (directory / "README.md").unlink(missing_ok=True)  # peft's model card, with blanks to fill in
         self.tokenizer.save_pretrained(directory)
 
     def _forward(

@@ -227,10 +227,11 @@ def _place_of_base(source: str) -> str:
     if not isinstance(base, str):
         where = adapter if Path(source).exists() else f"{source}: {adapter.name}"
         raise ModelError(f"{where} names no base_model_name_or_path: put back the file that peft wrote")
-    if _looks_local(base) and not Path(base).exists():
+    if looks_local(base) and not Path(base).exists():
+        where = "" if Path(base).is_absolute() else f" in {Path.cwd()}, where the command runs"
         raise ModelError(
-            f"{adapter} names {base!r} as its base, which is not in {Path.cwd()}, where the command runs: write its "
-            f"whole path there, as base_model_name_or_path"
+            f"{adapter} names {base!r} as its base, which is not there{where}: put it back, or write its whole path "
+            f"or its Hub id into that file as base_model_name_or_path"
         )
     return _place_of_base(base)
 
@@ -245,13 +246,15 @@ def _adapter_config(source: str) -> Path | None:
 
 def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
     if config.train == "lora":
+        of_a_run = Path(source).name.startswith("checkpoint-")
+        command = f"ftis export {source} --merge, and name its result" if of_a_run else "peft's merge_and_unload"
         raise ModelError(
             f"peer {config.name!r}: {source} is itself a LoRA adapter, and a second one cannot be saved: merge it "
-            f'into its base model first (peft\'s merge_and_unload), or set train = "full"'
+            f'into its base model first ({command}), or set train = "full"'
         )
 
 
-def _looks_local(source: str) -> bool:
+def looks_local(source: str) -> bool:
     """Whether a model's place is a path, not a Hub id."""
     return source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or Path(source).exists()
 
@@ -259,7 +262,7 @@ def _looks_local(source: str) -> bool:
 def _check_directory(source: str) -> None:
     """Raise ModelError if a local path holds no model. transformers checks what looks like a Hub id."""
     directory = Path(source)
-    if not _looks_local(source) or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
+    if not looks_local(source) or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
         return
     below = [place for depth in ("", "*/", "*/*/") for place in directory.glob(f"{depth}checkpoint-*")]
     below.sort(key=lambda place: (place.parent, len(place.name), place.name))  # by peer, then by step
@@ -310,7 +313,7 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
         from peft import LoraConfig, PeftModel, get_peft_model
 
         if adapter is not None:
-            return _in_order(PeftModel.from_pretrained(model, str(adapter), is_trainable=True))
+            return _to_be_saved(PeftModel.from_pretrained(model, str(adapter), is_trainable=True))
         lora = LoraConfig(
             r=config.lora_r,
             lora_alpha=config.lora_alpha,
@@ -318,7 +321,7 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
             task_type="CAUSAL_LM",
         )
         try:
-            adapted = _in_order(get_peft_model(model, lora))
+            adapted = _to_be_saved(get_peft_model(model, lora))
         except ValueError as error:
             linear = {
                 name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "in_features")
@@ -380,11 +383,17 @@ def is_product(layer: torch.nn.Linear) -> bool:
     return isinstance(output, torch.Tensor) and output.shape == (1, layer.out_features)
 
 
-def _in_order(adapted: Any) -> Any:
-    """A LoRA model whose target modules are written sorted. Those of peft are a set, in another order each time."""
+def _to_be_saved(adapted: Any) -> Any:
+    """A LoRA model whose ``adapter_config.json`` serves in any directory, and is the same each time.
+
+    Target modules are sorted: those of peft are a set. A base on this machine has its whole path: from elsewhere a
+    relative one would be a Hub id, which anybody may own.
+    """
+    base = adapted.get_base_model().name_or_path
     for lora in adapted.peft_config.values():
         if isinstance(lora.target_modules, set):
             lora.target_modules = sorted(lora.target_modules)
+        lora.base_model_name_or_path = str(Path(base).resolve()) if base and Path(base).exists() else base
     return adapted
 
 
