@@ -633,7 +633,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
         r"^task clock: [0-9,]+ problems to train on, 6 to validate on, 4 out of distribution \(clock\)$",
         r"^6 validation problems: .* 0\.167",
         r"^4 rounds, .* every 2 ",
-        r"^F-TIS: a, b together; .* 8 rollouts .* 16$",
+        r"^F-TIS: a, b together, exchanging token ids; .* 8 rollouts .* 16$",
         r"^one arm: ",
         r"^wire: ",
         rf"^b: .* {2 * 4 * ((24 + 24) + (24 + 12)):,} trained",  # r (in + out) for q (24 → 24) and v (24 → 12), twice

@@ -51,10 +51,10 @@ WINGS = {
     "swarm": "facts identity manifest limit penalties session chunks offers others outbox rounds link onlooker "
     "listener",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting "
-    "prepare provenance processes runs experiments join rollback",
+    "prepare provenance processes runs experiments join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",
-    "view": "charts sections figures sentences exchanges completions arm jobs comparison tables progress swarms "
-    "live watch report",
+    "view": "charts sections figures sentences exchanges completions arm jobs comparison tables card progress "
+    "swarms live watch report",
     "trl": "options batches ranks rewards problems models member trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""

@@ -439,6 +439,36 @@ def evaluate_model(
         write_jsonl(output, rows)
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run's directory, or a checkpoint in it.", show_default=False)],
+    peer: Annotated[str | None, typer.Option(help="Whose model, if several have checkpoints.")] = None,
+    arm: Annotated[str | None, typer.Option(help="Of which arm, if several have checkpoints.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Of which round; by default the last, or the best if kept.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="A new directory, by default models/<run>-<arm>-<peer>.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base.")] = False,
+    push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it too, as private.")] = None,
+) -> None:
+    """Write a trained model as a directory for transformers, vLLM or llama.cpp, with a model card."""
+    from ftis.run import export as exporting
+    from ftis.view.card import card
+
+    found = exporting.find(run, peer, arm, step)
+    place = to or Path("models") / f"{found.recipe.name}-seed{found.recipe.seed}-{found.arm}-{found.peer.name}"
+    adapter = found.is_adapter and not merge
+    if adapter and push_to_hub:
+        exporting.require_base_on_hub(found)
+    with console.status("writing the model"):
+        exporting.write(found, place, found.is_adapter and merge, card(found, merge))
+    console.print(f"{place}: {found.peer.name} of {found.arm} after round {found.step}, with a model card (README.md)")
+    if adapter:
+        console.print("it is a LoRA adapter, which needs its base; --merge and another --to make a model of both")
+    if push_to_hub:
+        console.print(f"uploaded to {exporting.push(place, push_to_hub)}")
+
+
 @app.command("report")
 def make_report(
     directory: Annotated[Path, typer.Argument(help="Of a run, or of a comparison over seeds.", show_default=False)],

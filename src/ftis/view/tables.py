@@ -62,8 +62,8 @@ def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
     name, peer = next(iter(peers.items()))
     model = checkpoint_path(directory / arm / name, peer["model_step"])
     return (
-        f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models as in {model}; "
-        f"ftis report {directory} makes a page"
+        f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models as in {model}, "
+        f"which ftis export makes ready for use; ftis report {directory} makes a page"
     )
 
 

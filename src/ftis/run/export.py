@@ -1,0 +1,169 @@
+"""A trained model for its users: found in a run, written as a directory of its own, pushed to the Hub."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import GenerationConfig
+
+from ftis.config import PeerConfig, Recipe, SamplingConfig, first_line
+from ftis.engines.models import generation_defaults, load_model, load_tokenizer, looks_local
+from ftis.policy import own_ends
+from ftis.recipe.arms import RunError
+from ftis.records.files import checkpoint_path, partial_directory, read_json, saved_steps
+from ftis.records.plan import read_plan
+from ftis.records.reading import PeerRun
+from ftis.run import checkpoint
+
+STATE, ADAPTER = "trainer_state", "adapter_*"
+"""Files of a checkpoint that serve training alone, and those of an adapter."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint of a run.
+
+    Attributes:
+        recipe: with exactly the peers of its swarm.
+        joined: whether the others were on machines of their own.
+    """
+
+    run: Path
+    arm: str
+    recipe: Recipe
+    peer: PeerConfig
+    step: int
+    joined: bool
+
+    @property
+    def records(self) -> Path:
+        return self.run / self.arm / self.peer.name
+
+    @property
+    def checkpoint(self) -> Path:
+        return checkpoint_path(self.records, self.step)
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.peer.train == "lora"
+
+
+def find(place: Path, peer: str | None = None, arm: str | None = None, step: int | None = None) -> Trained:
+    """The checkpoint of a run that these name; without ``step`` the one that the run's end names.
+
+    Args:
+        place: a run, or a checkpoint in it, which names the rest.
+
+    Raises:
+        RunError: there is no such checkpoint, or the names fit several peers.
+        RecordsError: no run is there.
+    """
+    if named := re.fullmatch(r"checkpoint-(\d{1,9})", place.name):
+        of_peer, step = place.resolve().parent, int(named[1])
+        place, arm, peer = of_peer.parents[1], of_peer.parent.name, of_peer.name
+    plan = read_plan(place)
+    if plan.is_experiment:
+        raise RunError(f"{place} holds runs of several seeds: name one, such as {plan.run_of(plan.seeds[0])}")
+    saved = {(of.name, name): saved_steps(place / of.name / name) for of in plan.arms for name in of.peers}
+    there = [key for key, steps in saved.items() if steps]
+    fitting = [(a, p) for a, p in there if arm in (None, a) and peer in (None, p)]
+    if len(fitting) != 1:
+        shown = ", ".join(f"--arm {a} --peer {p}" for a, p in fitting or there) or "none yet"
+        raise RunError(
+            f"{place}: {'name one peer' if fitting else 'no such peer has a checkpoint'}; there are: {shown}"
+        )
+    steps = saved[fitting[0]]
+    if step is not None and step not in steps:
+        raise RunError(
+            f"{place}: {'/'.join(fitting[0])} has no checkpoint-{step}; there are: {', '.join(map(str, steps))}"
+        )
+    part = next(of for of in plan.arms if of.name == fitting[0][0]).part_of(fitting[0][1])
+    chosen = part.recipe.peer(fitting[0][1])
+    if step is None and part.recipe.training.load_best_model_at_end:
+        step = PeerRun.read(place / part.name / chosen.name).best
+    return Trained(place, part.name, part.recipe, chosen, step or steps[-1], plan.joined is not None)
+
+
+def require_base_on_hub(trained: Trained) -> None:
+    """
+    Raises:
+        RunError: the adapter's base is a directory of this machine, which nobody else has.
+    """
+    base = read_json(trained.checkpoint / "adapter_config.json")["base_model_name_or_path"]
+    if looks_local(base):
+        raise RunError(f"the adapter's base is {base}, which others do not have: add --merge to upload a whole model")
+
+
+def write(trained: Trained, to: Path, merge: bool, card: str) -> None:
+    """Write a checkpoint's model, tokenizer and ``card`` to a new directory, which loads with ``from_pretrained``.
+
+    Args:
+        merge: an adapter into its base.
+
+    Raises:
+        RunError: there is such a directory, or it cannot be written.
+        CheckpointError: a file of the checkpoint is damaged.
+        ModelError: the adapter's base is not there.
+    """
+    if to.exists():
+        raise RunError(f"{to} is there already: delete it, or name another place by --to")
+    checkpoint.selections(trained.records, trained.step)  # it checks all files
+    left_out = shutil.ignore_patterns(STATE, *([ADAPTER] if merge else []))
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with partial_directory(to.parent) as partial:
+            shutil.copytree(trained.checkpoint, partial, dirs_exist_ok=True, ignore=left_out)
+            if merge:
+                source = str(trained.checkpoint)
+                load_model(source, PeerConfig(name=trained.peer.name, model=source)).save_pretrained(partial)
+            if merge or not trained.is_adapter:
+                sampling_defaults(str(partial), trained.recipe.sampling).save_pretrained(partial)
+            (partial / "README.md").write_text(card, encoding="utf-8")
+            for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone
+                file.chmod(0o644)
+            partial.chmod(0o755)
+            partial.rename(to)
+    except OSError as error:
+        raise RunError(
+            f"{to} cannot be written ({first_line(error)}), and nothing of it is kept: free some space, or name "
+            f"another place by --to; the run is unchanged"
+        ) from error
+
+
+def sampling_defaults(directory: str, sampling: SamplingConfig) -> GenerationConfig:
+    """The generation defaults with which a model samples, and ends, as in training; its base's may do otherwise."""
+    tokenizer, base = load_tokenizer(directory), generation_defaults(directory)
+    vocabulary = tokenizer.get_vocab()
+    ends = own_ends(tokenizer, base) | {vocabulary[token] for token in sampling.end_tokens if token in vocabulary}
+    return GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        eos_token_id=sorted(ends),
+        bos_token_id=tokenizer.bos_token_id,
+        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+    )
+
+
+def push(directory: Path, name: str) -> str:
+    """Upload an exported directory to the Hub, into a repository that is private if it is new. Returns its address.
+
+    Raises:
+        RunError: the Hub refuses, or is out of reach.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        made = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=directory, commit_message="ftis export")
+    except Exception as error:  # those of the HTTP library, which is not the same in every huggingface_hub
+        raise RunError(
+            f"{directory} is written, and the Hub did not take it as {name} ({first_line(error)}): log in by hf auth "
+            f"login, check that name and the connection, then run hf upload {name} {directory} . --private"
+        ) from error
+    return str(made)
