@@ -25,7 +25,7 @@ from rich.console import Console
 from ftis.check.plan import plan, problems, rates
 from ftis.check.preflight import Sounding
 from ftis.check.preflight import preflight as sound_peers
-from ftis.config import Recipe, RecipeError
+from ftis.config import FtisError, Recipe, RecipeError
 from ftis.objectives import Objective
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.parsing import dotted, parse, set_key, split_override, with_arm
@@ -60,10 +60,14 @@ class Table(list[dict[str, Any]]):
         """The same as a pandas.DataFrame.
 
         Raises:
-            ImportError: pandas is not installed.
+            FtisError: pandas is not installed.
         """
-        import pandas  # type: ignore[import-untyped]
-
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError:
+            raise FtisError(
+                "a table becomes a DataFrame by pandas, which is not installed: pip install pandas"
+            ) from None
         return pandas.DataFrame(self)
 
 
