@@ -193,7 +193,7 @@ def test_a_save_that_fails_leaves_everything_as_it_was(
         with pytest.raises(CheckpointError) as caught:
             checkpoint.save(tmp_path, policy, Cursor(3), keep=2)
     reason = "RuntimeError" if "silently" in failure else "No space left on device"
-    assert_one_line(caught, str(tmp_path / "checkpoint-3"), reason, "--resume")
+    assert_one_line(caught, str(tmp_path / "checkpoint-3"), reason, "checkpoint-2 is kept", "--resume")
     assert contents(tmp_path) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
     assert_equal(weights(policy), trained)

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -656,6 +657,34 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     alone = ("--set", "experiment.baselines=['alone']")
     assert ftis("train", "recipe.toml", "--seeds", "1-2", *arms, *alone, "--dry-run") == 0
     assert "8 jobs, 0 of them finished before" in capsys.readouterr().out
+    assert not (workplace / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        (["report_to=['wandb']"], ["wandb is not installed", "pip install"]),
+        (["sampling.sampler=vllm"], ["cannot import vllm", "pip install"]),
+        (["output_dir=taken/runs"], ["taken/runs/tiny-seed0", "taken is a file"]),
+    ],
+)
+def test_a_dry_run_refuses_what_training_refuses(
+    keys: list[str],
+    parts: list[str],
+    workplace: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vllm" else find_spec(name))
+    (workplace / "taken").write_text("")
+    told = []
+    for options in ([], ["--dry-run"]):
+        assert ftis("train", "recipe.toml", *options, *(part for key in keys for part in ("--set", key))) == 1
+        told.append(capsys.readouterr().err)
+    assert told[0] == told[1]
+    assert told[0].count("\n") == 1
+    assert [part for part in parts if part not in told[0]] == []
     assert not (workplace / "runs").exists()
 
 

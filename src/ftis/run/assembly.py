@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ftis.config import PeerConfig, Recipe, SamplingConfig
+from ftis.engines import vllm
 from ftis.engines.reference import reference_of
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.member import Cursor
@@ -37,7 +38,8 @@ def check_names(recipe: Recipe) -> None:
     """Look up every dotted path of the recipe, so that a mistake shows before anything is loaded.
 
     Raises:
-        RecipeError: a name leads nowhere, or to an object of the wrong kind.
+        RecipeError: a name leads nowhere or to an object of the wrong kind, or a tracker is not installed.
+        SamplerError: vLLM is not installed.
     """
     objective = resolve(recipe.objective)
     for peer in recipe.peers:
@@ -46,8 +48,12 @@ def check_names(recipe: Recipe) -> None:
             look_up(peer.attack, f"peers.{peer.name}.attack")
     if recipe.sampling.sampler != "auto" or recipe.sampling.options:
         opener(recipe.sampling.sampler, recipe.sampling.options)
+    if recipe.sampling.sampler == "vllm":
+        vllm.require_installed(recipe.sampling.options)
     for tracker in recipe.report_to:
-        look_up(tracker, "report_to", TRACKERS)
+        found = look_up(tracker, "report_to", TRACKERS)
+        if tracker in TRACKERS:
+            found.package()
 
 
 def assemble(

@@ -16,7 +16,7 @@ from ftis.engines.models import generation_defaults, load_tokenizer, require_pre
 from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.prompts import Task, TaskError
-from ftis.recipe.arms import Arm, RunError
+from ftis.recipe.arms import Arm, RunError, run_directory
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, parts_of, require_columns
 from ftis.run.assembly import check_names
@@ -54,6 +54,7 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
     rewarded: set[tuple[str, ...]] = set()
     of_arms = []
     for arm in arms:
+        _check_place(run_directory(arm.recipe))
         check_names(arm.recipe)
         for peer in arm.recipe.peers:
             _check_model(peer, arm.recipe.sampling.end_tokens)
@@ -74,6 +75,13 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
             ) from None
     remarks = look_at_prompts(arms, of_arms) if prompts else []
     return Checked([with_exchange(arm) for arm in arms], of_arms[0], remarks)
+
+
+def _check_place(directory: Path) -> None:
+    """Refuse a run's directory that is a file, or lies below one."""
+    for place in (directory, *directory.parents):
+        if place.exists() and not place.is_dir():
+            raise RunError(f"{directory} cannot be a run's directory: {place} is a file; name another output_dir")
 
 
 def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
