@@ -705,7 +705,11 @@ def test_the_commands_that_train_nothing(workplace: Path, capsys: pytest.Capture
 
 def test_a_peer_whose_process_dies_ends_the_run_in_words(workplace: Path) -> None:
     (workplace / "tiny_rewards.py").write_text(
-        "import os\ndef evenness(prompts, completions, completion_ids, **columns):\n    os._exit(9)\n"
+        "import multiprocessing, os\n"
+        "def evenness(prompts, completions, completion_ids, **columns):\n"
+        "    if multiprocessing.parent_process():\n"
+        "        os._exit(9)\n"
+        "    return [0.0] * len(completions)\n"
     )
     failed = subprocess.run(
         command("train", "recipe.toml", "--set", "processes=parallel"), capture_output=True, text=True, timeout=120
