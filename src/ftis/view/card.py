@@ -100,7 +100,7 @@ def card(trained: Trained, merged: bool) -> str:
             f"{base.words}, trained {how} by reinforcement learning with ftis, {company}.{kept}\n",
             *_table(["", ""], [[name, str(value)] for name, value in rows.items()]),
             *_reached(trained),
-            *_asked(trained),
+            *_asked(trained, adapter),
         ]
     )
 
@@ -127,7 +127,7 @@ def _reached(trained: Trained) -> list[str]:
 COLUMNS = ["split", "problems", "before training", "trained", "after round"]
 
 
-def _asked(trained: Trained) -> list[str]:
+def _asked(trained: Trained, adapter: bool) -> list[str]:
     """The prompt of training, and the ends and length of completions."""
     recipe, sampling = trained.recipe, trained.recipe.sampling
     tokenizer = load_tokenizer(str(trained.checkpoint))
@@ -137,5 +137,5 @@ def _asked(trained: Trained) -> list[str]:
         "## How to ask it\n\nThe prompt of training, with a problem instead of `{question}`:\n",
         textwrap.indent(prompt, "    ", lambda line: True),
         f"\nIt sampled at temperature {sampling.temperature:g}, at most {sampling.max_completion_length} tokens. "
-        f"`generation_config.json` says the same.{stops}\n",
+        f"{'' if adapter else '`generation_config.json` says the same temperature.'}{stops}\n",
     ]
