@@ -123,13 +123,15 @@ def test_a_ready_made_recipe_is_found_from_any_directory_unless_one_is_here(
 def test_commands_are_listed_in_the_order_of_their_use_and_none_is_cut() -> None:
     listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.partition("Commands:")[2]
     names = [line.split()[0] for line in listed.splitlines() if line.strip()]
-    assert names[:11] == [
+    assert names[:13] == [
         "doctor",
         "demo",
         "models",
+        "new",
         "preflight",
         "train",
         "eval",
+        "export",
         "report",
         "watch",
         "join",

@@ -155,7 +155,10 @@ def new(
     question: Annotated[str | None, typer.Option(metavar="COLUMN", help="By default guessed.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="By default guessed.")] = None,
 ) -> None:
-    """Write a recipe for your models and problems, and a reward to edit. On a terminal it asks for what is missing."""
+    """Write a recipe for your models and problems.
+
+    A reward to edit comes with it. On a terminal it asks for what is missing.
+    """
     from ftis.check.draft import REWARDS, Train, begin, problems_in
     from ftis.models import pretrained
 
@@ -451,7 +454,10 @@ def export(
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base.")] = False,
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it too, as private.")] = None,
 ) -> None:
-    """Write a trained model as a directory for transformers, vLLM or llama.cpp, with a model card."""
+    """Write a trained model as a directory with a model card.
+
+    transformers, vLLM and the converter of llama.cpp load it.
+    """
     from ftis.run import export as exporting
     from ftis.view.card import card
 
