@@ -144,7 +144,7 @@ def test_a_mistyped_key_of_any_section_leads_to_the_key() -> None:
 
 def test_mistakes_are_named_with_their_places() -> None:
     for changes, words in (
-        ({"training__xyzzy": 1}, ["'training.xyzzy'; known: eval_every, load_best_model_at_end, max"]),
+        ({"training__xyzzy": 1}, ["'training.xyzzy'; known: eval_every, "]),
         ({"peers__1__learnin_rate": 1}, ["'peers.qwen2.5.learnin_rate'"]),
         ({"rounds": 1}, ["'rounds' (did you mean 'training.rounds'?)"]),
         ({"training__learning_rate": 1}, ["did you mean 'peers.*.learning_rate'?"]),

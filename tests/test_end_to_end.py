@@ -238,7 +238,7 @@ def test_the_checkpoint_that_validates_best_stays_and_is_named(
     assert {path.name for path in place.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (2, 5, 6)}
     peer = json.loads((run_of(workplace) / "summary.json").read_text())["arms"]["F-TIS"]["a"]
     assert (peer["step"], peer["best_step"], peer["model_step"]) == (6, 2, 2)
-    assert str(place / "checkpoint-2;") in " ".join(capsys.readouterr().out.split())
+    assert f"{place / 'checkpoint-2'}, " in " ".join(capsys.readouterr().out.split())
 
 
 def by_round(records: dict[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_a_failure_of_the_package_itself_is_told_as_such(tmp_path: Path) -> None
         (tmp_path, r"^bad: \[Errno \d+\] .*; mend it, then start the same command again$"),
         (None, "(?s)^bad met a bug:\nTraceback.*AttributeError"),
     ):
-        jobs = [Job("bad", sound_process, (None, "a", "model", 1, place))]
+        jobs = [Job("bad", sound_process, (None, "a", 1, place))]
         with pytest.raises(RunError, match=said):
             run_jobs(jobs, 1, lambda event: None, threading.Event(), REMEDY)
 
