@@ -285,6 +285,20 @@ def train(
     _train(loaded, arms, resume is not None, overwrite)
 
 
+@app.command(hidden=True)
+def experiment(
+    recipe: RecipeFile,
+    seeds: Annotated[str, typer.Option(metavar="N|FIRST-LAST")] = "5",
+    jobs: Jobs = 0,
+    arm: Arms = None,
+    set_: Overrides = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Do what ``ftis train --seeds`` does. The name is gone in the next release."""
+    console.print(f"ftis experiment is called ftis train --seeds {seeds} now; the next release has no experiment")
+    _compare(for_seeds(recipe, set_ or []), tuple(arm or ()), seeds, jobs, dry_run)
+
+
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
     from ftis.check.plan import plan
     from ftis.recipe.arms import arms_of
