@@ -337,7 +337,7 @@ prompts of unequal length, within that length and beyond it, in full and through
 each token the log-probability of a plain pass of its row alone, within {nats} nats. The rows' gradients must be the
 same together and alone.
 
-*Fast* models are sampled in fused steps and learned without padding. *Slow* ones are right in other ways, which the
+*Fast* models are sampled in fused steps and learned without padding. *Slow* ones are right in the slower ways that the
 table names. *Refused* ones end with a message before anything is trained.
 
 | model | architecture | result |

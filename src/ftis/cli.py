@@ -141,7 +141,7 @@ def models(
 
 @app.command()
 def new(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Of the recipe; made if need be.")] = Path("mine"),
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="For the recipe; made if need be.")] = Path("mine"),
     model: Annotated[
         list[str] | None, typer.Option(help="Trained in full: a directory, a Hub id, starter:<name>. Repeatable.")
     ] = None,
@@ -459,10 +459,10 @@ def evaluate_model(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's directory, or a checkpoint in it.", show_default=False)],
-    peer: Annotated[str | None, typer.Option(help="Whose model, if several have checkpoints.")] = None,
-    arm: Annotated[str | None, typer.Option(help="Of which arm, if several have checkpoints.")] = None,
+    peer: Annotated[str | None, typer.Option(help="The peer, if several have checkpoints.")] = None,
+    arm: Annotated[str | None, typer.Option(help="The arm, if several have checkpoints.")] = None,
     step: Annotated[
-        int | None, typer.Option(min=1, help="Of which round; by default the last, or the best if kept.")
+        int | None, typer.Option(min=1, help="The round; by default the last, or the best if kept.")
     ] = None,
     to: Annotated[Path | None, typer.Option(help="A new directory, by default models/<run>-<arm>-<peer>.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base.")] = False,

@@ -154,7 +154,7 @@ class TrainingConfig(_Section):
     max_foreign_rollouts: Annotated[int, Field(ge=0)] = 0
     """The most foreign rollouts to learn from in a round, in whole groups, from each peer in turn; 0 is no limit."""
     foreign_failures: bool | None = None
-    """Whether to learn from others' rollouts with Â < 0, which push answers away. None: not in ``ftis join``."""
+    """Whether to learn from others' rollouts with Â < 0, which push answers away. By default not in ``ftis join``."""
     resample: Literal["off", "fill"] = "off"
     """``fill``: own groups whose rewards are all equal give way to groups of other prompts, while some are left."""
     resample_budget: Positive = 1

@@ -1,8 +1,8 @@
 """The commands as functions, for scripts and notebooks: recipes with Python's values in them, and results to work with.
 
-A callable may stand wherever a recipe takes a dotted path. One that a module has goes by its path. Any other (of
-``__main__``, a lambda, a closure) is used as it is, in this process: the recipe says ``given.<name>_<digest>``, and its
-peers take turns here.
+A callable may stand wherever a recipe takes a dotted path. A module's callable goes by its path. Any other (of
+``__main__``, a lambda, a closure) is used as it is, in this process: the recipe names it ``given.<name>_<digest>``, and
+its peers take turns here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RecipeLike = str | Path | Mapping[str, Any] | Recipe
 Overrides = Iterable[str] | Mapping[str, Any]
 """``key=value`` as the command line takes it, or dotted keys with their values."""
 SHORT = {"reward": "function", "task": "name", "objective": "name"}
-"""The key of a section that a value alone stands for, as in ``reward=f``."""
+"""The key of a section that a single value sets: ``reward=f`` sets ``reward.function``."""
 
 
 class Table(list[dict[str, Any]]):
@@ -156,7 +156,7 @@ def load(recipe: RecipeLike, overrides: Overrides = (), **keys: Any) -> Recipe:
 
 
 def _sections(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's keys with names for callables, and a section for a value alone that stands for one."""
+    """A recipe's keys with names instead of callables, and with sections instead of single values."""
     found = {key: _plain(value) for key, value in keys.items()}
     return {
         key: {SHORT[key]: value} if key in SHORT and not isinstance(value, dict) else value
@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def give(thing: Any) -> str:
-    """The name by which a recipe has an object: its dotted path, or one that holds in this process.
+    """The name of an object in a recipe: its dotted path, or a name that holds in this process.
 
     The second ends in a digest of what a function does, so that another function has another name, and a run is
     resumed with the same function alone. Anything else goes by its identity.
@@ -204,7 +204,7 @@ def _spelled(thing: Any) -> str:
 
 @contextmanager
 def _shown(quiet: bool, say: Say | None, resumes: bool = True) -> Iterator[Say]:
-    """Hears of a run's events: ``say``, nobody, or a display as the command's."""
+    """The listener to a run's events: ``say``, nobody, or the command's display."""
     if quiet or say is not None:
         yield say or unheard
         return
@@ -233,7 +233,7 @@ def train(
         resume: go on with an earlier run.
         overwrite: delete an earlier run first.
         quiet: show no progress.
-        say: hears of the events instead.
+        say: a function that hears of the events instead.
         stop: an event that ends the run too.
 
     Raises:
@@ -263,7 +263,7 @@ def join(
 
     Args:
         peer: the recipe's peer that this machine is.
-        arm: if peers learn together in several.
+        arm: the arm, if peers learn together in several.
         keys: as for :func:`load`; ``network={"connect": ["tcp/host:7447"]}`` says how to reach the others.
 
     Raises:
@@ -294,7 +294,7 @@ def preflight(
 
     Args:
         arm: by default the recipe's first.
-        groups: that each peer samples.
+        groups: the number that each peer samples.
 
     Raises:
         FtisError: as :func:`train`.
@@ -331,7 +331,7 @@ def evaluate(
 
 
 def open_exam(model: str, recipe: Recipe, peer: str | None, limit: int | None) -> tuple[Exam, list[str]]:
-    """A model's exam that it can take, and remarks on it. The arguments are those of :func:`evaluate`."""
+    """An exam that a model can take, and remarks on it. The arguments are those of :func:`evaluate`."""
     sampling = recipe.sampling
     exam = examine(model, recipe, recipe.peer(peer) if peer is not None else None, limit)
     policy, name = exam.policy, f"task {recipe.task.name!r}, validation problem"

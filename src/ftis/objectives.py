@@ -355,8 +355,8 @@ def policy_loss(
         share_N: what selections leave of each rollout, in [0, 1]; default 1.
         own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not use it.
         unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
-        ref_logp_NT: log π_ref [N, T], of the reference model. As in GRPO, s_i β (exp(d) − 1 − d), where
-            d = log π_ref − log π_θ, then adds to each token's loss.
+        ref_logp_NT: log π_ref [N, T], of the reference model. It adds s_i β (exp(d) − 1 − d) to each token's loss, as
+            in GRPO, with d = log π_ref − log π_θ.
         step: the size of the optimiser step, if these N are only a micro-batch of it; default N, their tokens and the
             longest of them. Micro-batch gradients then add up to the gradient of the whole.
 

@@ -126,7 +126,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def takes(recipe: Recipe, settings: Mapping[str, Any]) -> bool:
-    """Whether training would take the recipe with these settings too, and each would have an effect."""
+    """Whether training would take the recipe with these settings too, and whether each would have an effect."""
     try:
         changed = with_arm(recipe, ArmConfig(name="tried", set=dict(settings)))
         if changed.task != recipe.task:
@@ -149,7 +149,7 @@ def _ways(recipe: Recipe, ways: Sequence[Way]) -> str:
 
 
 def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
-    """Changes that let a peer learn; empty if it would. Only such that training takes with this recipe.
+    """Changes that let a peer learn and that training takes with this recipe; empty if it learns without them.
 
     Args:
         recipe: of the peer's swarm.
@@ -223,8 +223,8 @@ def _easier(recipe: Recipe) -> tuple[str, str]:
 def easier_tasks(recipe: Recipe) -> dict[str, Any]:
     """Settings of ``task.options`` that training takes and that make problems smaller: each as a text and its value.
 
-    A whole number is halved, and of a list the first is left. Options that the recipe leaves out are tried at the value
-    that the task's module names in ``OPTIONS``.
+    A whole number is halved, and a list is cut to its first entry. Options that the recipe leaves out are tried at
+    the value that the task's module names in ``OPTIONS``.
     """
     module = importlib.import_module(TASKS.get(recipe.task.name, recipe.task.name).rpartition(".")[0] or "ftis")
     found: dict[str, Any] = {}

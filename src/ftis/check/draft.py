@@ -42,10 +42,10 @@ GENERATIONS, PROMPTS = 8, {"cpu": 12, "cuda": 24}
 THINKING, OF_STARTERS = 512, 40
 """Tokens in which a large instruct model, and a starter, thinks and answers."""
 SHORT = 64
-"""Tokens of a completion to which the KL filter has to be fitted: over more, 50 nats are not out of reach."""
+"""Completions of up to so many tokens need a lower threshold of the KL filter: longer ones can reach 50 nats."""
 EXAMPLES = 2
 WIDTH = 48
-"""Columns behind which comments stand, as far as a value leaves room."""
+"""The column at which comments begin, unless a value reaches beyond it."""
 SAVERS: tuple[tuple[str, Any, str], ...] = (
     ("tokens_per_microbatch", 4096, "padded tokens learned from at a time: lower takes less memory"),
     ("tokens_per_microbatch", 1024, "padded tokens learned from at a time: lower takes less memory"),

@@ -246,7 +246,7 @@ def too_much_for(directory: str, needed: int) -> str:
 
 
 def checkpoints_kept(training: TrainingConfig) -> int:
-    """The most of a peer's checkpoints on the disk at the end: one is saved after the last round too."""
+    """The most checkpoints that a peer has at the end: one is saved after the last round too."""
     kept = training.save_total_limit + training.load_best_model_at_end
     return min(kept, math.ceil(training.rounds / training.save_every))
 

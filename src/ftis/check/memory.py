@@ -81,7 +81,7 @@ class Memory:
     reuses: bool = False
 
     def likely(self, times: float = 1.0) -> Memory:
-        """The same with an update of ``times`` the ``share`` of the tokens, in the place of what sampling freed.
+        """The same with an update of ``times`` the ``share`` of the tokens, which reuses what sampling freed.
 
         Sampling has all of its slots from the start.
         """

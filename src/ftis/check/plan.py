@@ -29,11 +29,11 @@ LOW_FOR_TINY, HIGH_FOR_TINY = 2e-5, 2.5e-3
 """The same of models below :data:`ftis.run.processes.SMALL`: on sums modulo 10 a starter of 88,000 parameters learned
 at 3e-3, and one of 206,000 fell from .32 to .15 in six rounds; at 1e-2 both earned nothing from the third round on."""
 TINY_LORA = 10
-"""The factor by which an adapter of such a model takes more than that of a pretrained one: starters learned at 3e-3."""
+"""The factor by which such a model's adapter takes a higher rate than a pretrained one's: starters learned at 3e-3."""
 TRIED = 2e8
 """Parameters up to which a pretrained model took SmolLM2-135M's rates."""
 LAYOUTS = ("%s", " %s", "\\boxed{%s}", "#### %s")
-"""Ways to write an answer in which a reward of the recipe's own is tried."""
+"""Ways to write an answer with which a recipe's own reward is tried."""
 OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
 BEGIN_LORA = "begin with 1e-4 (3e-4 broke Gemma 3 270M on sums)"
 LEARNED_AT = (
@@ -88,7 +88,7 @@ def without_effect(arms: Sequence[Arm]) -> list[str]:
 
 
 def about_reward(recipe: Recipe, task: Task) -> list[str]:
-    """What a reward function of one's own gives to right answers and to wrong ones, if that cannot teach the task.
+    """A line on a recipe's own reward function if its rewards of right and wrong answers cannot teach the task.
 
     Some problems' own answers, the answers of others and an empty text are written in usual formats and scored. A
     reward that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another

@@ -51,7 +51,7 @@ part."""
 LEARNING = 4
 """The weight of learning from a group, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
 HARD = 0.1
-"""The mean reward below which easier problems are tried, where the task has an option for them."""
+"""The mean reward below which easier problems are tried, if the task has an option for them."""
 AGAIN = 4
 """The factor by which more groups are sampled if none of the first has signal and sampling is quick."""
 
@@ -63,8 +63,9 @@ class Sounding(Outcome):
     Attributes:
         parameters: of the model.
         tokens_per_second: sampled, one group after the other counted together.
-        seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm: by a line through half of the groups
-            and all of them; where a group takes long, through the first and all, and by the first's tokens.
+        seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm, by a line through half of the groups
+            and all of them. If a group takes long, sampling is guessed by a line through the first group and all, and
+            learning by the first group's tokens.
         sampling_cost: seconds to sample a rollout over seconds to train on one, in such a round.
         peak_bytes: of the process, or of the GPU, with these groups alone; a round samples and learns from more.
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
@@ -158,7 +159,7 @@ def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard
     with closing(assemble(swarm, name, place)) as trainer:
         found = _sounded(swarm, trainer.peer, groups, say, stop)
     quick = found.seconds_to_sample / rollouts_per_round(swarm)[0] * swarm.sampling.num_generations < QUICK
-    if found.reward >= HARD or not quick or swarm.sampling.sampler == "vllm":  # whose engine takes a minute to start
+    if found.reward >= HARD or not quick or swarm.sampling.sampler == "vllm":  # its engine takes a minute to start
         return found
     tried = []
     for text, options in easier_tasks(swarm).items():

@@ -30,14 +30,14 @@ from ftis.sampling import Decoding, Draw
 
 LARGEST_GAP = {torch.float32: 0.01, torch.bfloat16: (2 * ROUNDING) ** 0.5}
 """The largest difference of log-probabilities, in nats, that is taken for rounding, by the coarser of two arithmetics:
-of a token in float32, of many tokens' root mean square in bfloat16. There the mean of its square / 2, a KL a token, is
-then ``learning.ROUNDING``."""
+in float32 a token's, in bfloat16 the root mean square of many tokens. In bfloat16 half of its square, a KL a token, is
+``learning.ROUNDING``."""
 ROUNDED = 4
 """In bfloat16, a root mean square of up to so many times :func:`rounding` is taken for rounding too: a sampler may also
 keep weights and residual stream in bfloat16, which the learner keeps in float32."""
 IN_A_ROW = 3
-"""How many times as far a single row's few tokens may be as many rows' are, if another engine draws them, or weights
-have 4 bits."""
+"""The factor by which a single row's few tokens may differ more than many rows do, if another engine draws them or
+weights have 4 bits."""
 SLIGHT = 0.1
 """In bfloat16, the root mean square of a row's differences that passes without a look at what rounding does."""
 TRIED = 8
@@ -45,7 +45,7 @@ TRIED = 8
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
 """The most tokens of the padded prompts of a trial, the longest apart, by kind of device."""
 TRIED_LENGTH = 64
-"""The tokens of the longest row of a trial, where nobody says how long rows become."""
+"""The tokens of the longest row of a trial, if nobody says how long rows become."""
 
 Nats = npt.NDArray[np.float64]
 """Log-probabilities of checked tokens, end to end: [M]."""
@@ -79,7 +79,7 @@ class Gaps:
         return LOGP_TOLERANCE if self.most[0] == LARGEST_GAP[torch.float32] else self.most[0]
 
     def refuse(self, policy: Policy, remedy: str = "") -> None:
-        """Raise ModelError where rounding does not explain a gap, with the one of the three that differs.
+        """Raise ModelError if rounding does not explain a gap, and name the one of the three that differs.
 
         Args:
             remedy: by default that of a recipe.
@@ -195,7 +195,7 @@ def sees_padding(policy: Policy) -> bool:
     with callable_as_kept(model):
         try:
             logits_NV = model(**run, position_ids=places_NT).logits[:, -1].float()
-        except TypeError:  # it takes no places
+        except TypeError:  # the model takes no position_ids
             logits_NV = model(**run).logits[:, -1].float()
     difference = (logits_NV[::2] - logits_NV[1::2]).abs().max()
     return bool(difference > tolerance(model) / 10 * logits_NV.abs().max())

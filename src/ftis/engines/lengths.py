@@ -52,13 +52,13 @@ def _integers(value: Any) -> Iterator[int]:
 
 @torch.no_grad()
 def switch_of(model: Any, device: torch.device) -> int | None:
-    """The most tokens of a row before a model's switch; None, as for most models, where it has none.
+    """The most tokens of a row before a model's switch; None if it has none, as most models.
 
     Three tokens far apart, and a fourth at the end of a short or a long row, show it in some passes of four tokens. Two
     whole rows confirm it if they are short, since a model may make something else of places that are far apart.
 
     Raises:
-        ModelError: there are several, as where factors grow with every token.
+        ModelError: there are several, as for factors that grow with every token.
     """
     most = positions_of(model.config) or 0
     size = len(model.get_input_embeddings().weight)

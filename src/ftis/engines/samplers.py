@@ -119,7 +119,7 @@ def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int) ->
                     f"({type(error).__name__}: {first_line(error)}): take another model or shorter rows"
                 ) from error
             continue
-        if found.learner > found.most[0]:  # which no other sampler mends
+        if found.learner > found.most[0]:  # no other sampler mends that
             found.refuse(policy)
         tried.append((found, way))
         if found.sampler <= found.enough:

@@ -219,7 +219,7 @@ def prompt_logps(prompt_logprobs: Sequence[Any], completion: Sequence[int]) -> F
 
 
 def require_installed(settings: Mapping[str, Any]) -> None:
-    """Refuse vLLM in this process without its package. It is not imported: that waits for the engine's environment.
+    """Refuse vLLM in this process without its package. The import waits for the engine's environment.
 
     Raises:
         SamplerError: it is not installed.

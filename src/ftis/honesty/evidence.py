@@ -49,7 +49,7 @@ class Ratios:
     Attributes:
         counts_NUC: q/π_gen by each way to count the sender's earlier tokens, [N, U, C].
         old_NU: π_old/π_gen of the learner, [N, U]; 0 for rollouts on which its model was not run.
-        length_N: units of each rollout; what stands behind them does not count.
+        length_N: units of each rollout; places behind them do not count.
         group_N: the group of each rollout, ascending, from 0.
         known_P: whether the learner's model was run on the group.
     """
@@ -92,7 +92,7 @@ class Detector:
     def add(self, ratios: Ratios, log_choices: float = 0.0) -> tuple[Floats64, Floats64]:
         """Take in a message. Returns the evidence after each rollout [N], and what each unit gave [N, U], in nats.
 
-        Only what stands after a group's last rollout counts, since E_g is of whole groups.
+        Only the evidence after a group's last rollout counts, since E_g is of whole groups.
 
         The evidence of a completion is (1 − w) A + w B if the learner's model was run on its group, else (1 − w) A. A
         mixes reported probabilities and counts, B π_old as well. Rewards decide whether the model is run on a group,

@@ -5,7 +5,7 @@ reinforcement learning has something to select. ``small`` and ``large`` differ i
 those in their seed; ``adder`` and the multipliers saw other mixtures of operators; ``small-merged`` is a Llama with a
 token for each sign and the digit behind it. ``benchmarks/make_starters.py`` makes them, and others.
 
-All are ordinary Hugging Face directories in ``ftis/starters``, of Qwen2's architecture where nothing else is said, with
+All are ordinary Hugging Face directories in ``ftis/starters``, of Qwen2's architecture unless said otherwise, with
 weights in float16: the same model on every machine. A directory's name ends in the first digits of the weights' sha256.
 """
 

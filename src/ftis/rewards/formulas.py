@@ -129,8 +129,8 @@ _WHOLE_IN_BASE = re.compile(r"[+-]?[0-9][0-9A-Za-z.]*\s*_[^_=]*")
 def says_more(given: str, expected: str) -> bool:
     """Whether something beside the formula of ``given`` makes another answer of it.
 
-    Words that the grammar leaves, and ``expected`` has not, as in ``9\\text{ thousand}``; dots, primes and moduli
-    behind a number; divisors of letters, as libraries take them for numbers.
+    Such are words that the grammar keeps and ``expected`` lacks, as in ``9\\text{ thousand}``; dots, primes and moduli
+    behind a number; and divisors of letters, since libraries take them for numbers.
     """
     known = {*_WORD.findall(re.sub(r"\\[A-Za-z]+", "", expected)), "or", "and"}
     for words, behind in WORDS.findall(given):

@@ -56,7 +56,7 @@ def _load_math_verify() -> Judge:
     def imaginary(side: Any) -> Any:
         """A formula with i as the imaginary unit."""
         changed = {symbol: sympy.I for symbol in side.free_symbols if symbol.name == "i"}
-        if changed and isinstance(side, sympy.Rel):  # which would become true or false
+        if changed and isinstance(side, sympy.Rel):  # it would become true or false
             return side.func(*(argument.xreplace(changed) for argument in side.args), evaluate=False)
         return side.xreplace(changed) if changed else side
 

@@ -143,7 +143,7 @@ class WeightedScorer:
     """Scores completions with several reward functions: r = Σ w_i r_i, as TRL does.
 
     Attributes:
-        seen: the functions' rewards of each (question, completion) since :meth:`means` was asked.
+        seen: the functions' rewards of each (question, completion) since the last call of :meth:`means`.
     """
 
     parts: Sequence[Scorer]
@@ -173,7 +173,7 @@ class WeightedScorer:
         return tuple(sum(w * r for w, r in zip(self.weights, of, strict=True)) for of in each)
 
     def means(self, own: Iterable[tuple[str, str]]) -> dict[str, float]:
-        """``rewards/<function>/mean``, as in TRL, over these (question, completion). Forgets all that it has seen."""
+        """``rewards/<function>/mean``, as in TRL, over these (question, completion). Forgets all rewards seen."""
         each_N = [self.seen[one] for one in own]
         self.seen.clear()
         means = np.mean(each_N, axis=0).tolist() if each_N else []

@@ -88,7 +88,8 @@ def find(place: Path, peer: str | None = None, arm: str | None = None, step: int
 
 
 def require_base_on_hub(trained: Trained) -> None:
-    """
+    """Refuse an adapter that others cannot load.
+
     Raises:
         RunError: the adapter's base is a directory of this machine, which nobody else has.
     """

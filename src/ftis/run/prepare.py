@@ -31,7 +31,7 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainab
 
 
 class Checked(NamedTuple):
-    """The arms, which can run, the first one's task with those out of distribution, and remarks on the prompts.
+    """Arms that can run, the first one's task and those out of distribution, and remarks on the prompts.
 
     Their swarms' ``exchange`` is settled.
     """
@@ -136,8 +136,8 @@ def with_exchange(arm: Arm) -> Arm:
     A joined peer knows its own vocabulary alone, and leaves ``auto`` as it is.
 
     Raises:
-        RunError: peers that are to exchange ids, and do not mean the same by them or end completions by other tokens.
-        AlignmentError: peers that are to exchange text, and whose tokens' bytes are not known.
+        RunError: peers are to exchange ids, but mean other tokens by them or end completions by others.
+        AlignmentError: peers are to exchange text, but their tokens' bytes are not known.
     """
     recipe = arm.recipe
     known = {peer.name: vocabulary(peer.model, recipe.sampling.end_tokens) for peer in recipe.peers}

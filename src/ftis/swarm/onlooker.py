@@ -100,7 +100,7 @@ class NetworkRun:
         id: the run's digest.
         name: the recipe's, as peers claim it; "" if nothing is.
         facts: those with the digest ``id``; {} if they were not heard.
-        differs: what the run is about that the first of its name is not; "" for the first.
+        differs: the difference from the first run of its name; "" for the first.
     """
 
     id: str

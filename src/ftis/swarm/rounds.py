@@ -473,7 +473,7 @@ class Rounds:
         return ", ".join(f"{name} ({self._state(name)})" for name in names)
 
     def _about_unseen(self, names: Collection[str], now: float) -> str:
-        """Since when some peers were not seen, and the remedy; empty if all were."""
+        """The time without a sign of some peers, and the remedy; empty if all were seen."""
         unseen = [name for name in names if not (self._others[name].met or name in self._mismatches)]
         if not unseen:
             return ""

@@ -30,7 +30,7 @@ def tokenizer_of(model: Any, args: Any) -> Any:
     place = model if isinstance(model, str) else model.config._name_or_path
     given = {key: value for key, value in (args.model_init_kwargs or {}).items() if key in ("revision", "token")}
     given |= {"trust_remote_code": args.trust_remote_code}
-    with contextlib.suppress(OSError, ValueError):  # whatever loads the tokenizer says it better
+    with contextlib.suppress(OSError, ValueError):  # load_tokenizer has the better error
         described = AutoConfig.from_pretrained(place, local_files_only=only_here(place), **given)
         if described.get_text_config() is not described:
             return None

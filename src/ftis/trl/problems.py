@@ -90,14 +90,14 @@ def _written(rows: Mapping[str, Sequence[Any]]) -> bytes:
             parts.append(f"{json.dumps(column)}: {json.dumps(values, sort_keys=True, default=_plain)}")
         except TypeError as error:
             raise OptionError(
-                f"train_dataset: column {column!r} holds {error}, of which peers cannot tell whether they have the "
+                f"train_dataset: column {column!r} holds {error}, and peers cannot tell whether theirs is the "
                 f'same: leave it out (train_dataset.remove_columns("{column}"))'
             ) from None
     return f"{{{', '.join(parts)}}}".encode()
 
 
 def _plain(value: Any) -> str:
-    """A value that JSON lacks as text, in one way. That of another object may hold its address in memory."""
+    """The one text of a value that JSON lacks. Other objects are refused: their text may hold an address in memory."""
     if isinstance(value, PLAIN):
         return repr(value)
     raise TypeError(f"a {type(value).__name__}")

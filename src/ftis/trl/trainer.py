@@ -211,7 +211,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _drawn(
         self, policy: Any, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
-        """Draw as TRL does. Of another sampler than transformers', random tokens: it is heard in the first round."""
+        """Draw as TRL does, or random tokens if another engine samples: the first round compares that one."""
         prompts = [ids for ids in prompt_ids for _ in range(repeats)]
         if self._generates:
             rollouts = self._generated(prompts, decoding.max_completion_length, seed)
@@ -225,7 +225,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return [tuple(rollouts[at : at + repeats]) for at in range(0, len(rollouts), repeats)]
 
     def _generated(self, prompt_ids: Sequence[Ints], most: int, seed: int) -> list[Rollout]:
-        """A completion of each prompt, of at most so many tokens, with the log-probabilities of what drew it."""
+        """A completion of each prompt, of at most ``most`` tokens, with the sampler's log-probabilities."""
         cuda = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         before, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, most
         try:

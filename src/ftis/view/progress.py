@@ -223,7 +223,7 @@ class Display:
     def _remark(self, name: str, state: Standing, least: int = 1) -> None:
         """Print the remarks on a peer that are new, or worse, or have lasted.
 
-        They are on the last rounds, so one that lasts is printed again only after more rounds than that.
+        Remarks are on the last rounds, so one that lasts is printed again only after more rounds than those.
 
         Args:
             least: the fewest rounds that a remark must last before it is printed.
