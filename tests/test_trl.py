@@ -1032,6 +1032,7 @@ def test_peers_whose_scripts_differ_name_what_their_users_wrote(model: Path, tmp
         ),
         "rounds, from max_steps": facts(rows_of(12), max_steps=8),
         "temperature: 1.0 here, 0.9 there": facts(rows_of(12), max_steps=6, temperature=0.9),
+        "chat_template_kwargs": facts(rows_of(12), max_steps=6, chat_template_kwargs={"enable_thinking": False}),
     }
     for said, theirs in cases.items():
         found = mismatch("trl", mine, theirs)

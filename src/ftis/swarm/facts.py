@@ -24,6 +24,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 OF_SCRIPT = {
     "task_digest": "train_dataset",
+    "prompt": "chat_template_kwargs",
     "prompts_per_round": "generation_batch_size / num_generations",
     "rounds": "rounds, from max_steps or num_train_epochs",
     "mode": 'settings["training.mode"]',

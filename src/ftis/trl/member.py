@@ -160,6 +160,7 @@ class Swarm:
             "name": "trl",
             "seed": args.seed,
             "task": {"name": "train_dataset"},
+            "prompt": {"template_options": args.chat_template_kwargs or {}},
             "sampling": {name: getattr(args, name) for name in SAMPLING},
             "training": {
                 "rounds": math.ceil(args.max_steps / steps if args.max_steps > 0 else passes),
