@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from unicodedata import normalize
 
@@ -11,7 +12,7 @@ from commands import real_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis.rewards import answers_equal, extract_answer, formulas, grammar, latex, words
+from ftis.rewards import answers_equal, extract_answer, format_and_answer, formulas, grammar, latex, words
 from ftis.rewards.formulas import formulas_equal
 from ftis.rewards.grammar import FORMULA, NUMBER, PROSE, SIGNS, rewrite
 from ftis.rewards.numbers import read_number
@@ -110,6 +111,33 @@ def test_the_last_number() -> None:
     }
     assert {text: extract_answer(text, extract="last_number") for text in over_lines} == over_lines
     assert extract_answer("", extract="last_number") is None
+
+
+def test_the_last_number_keeps_what_scales_it() -> None:
+    scaled = "18bn ¦ 18mln ¦ 18 Mrd ¦ 18 mio. ¦ $18k ¦ 18M ¦ 18! ¦ 18 lakh ¦ 18 crore ¦ 18 hundredths ¦ 18 and a half"
+    same = "18 m ¦ 18m ¦ 18MW ¦ 18 miles ¦ 18 cents ¦ 18 != 17, so 18 ¦ 18 сотрудников ¦ 18 χιλιόμετρα ¦ 18 months"
+    for texts, reward in ((scaled, 0.0), (same, 1.0)):
+        for text in texts.split(" ¦ "):
+            found = format_and_answer([""], [f"It is {text}"], [[]], answer=["18"], extract="last_number")
+            assert found == [reward], text
+
+
+ASKED_AND_SCALED = """how many 18 million ¦ combien de 18 mille ¦ combien d'18 millions ¦ wie viele 18 Tausend
+cuántas 18 millones ¦ quantos 18 milhões ¦ quanti 18 mila ¦ сколько 18 тысяч
+скільки 18 мільйонів ¦ ile 18 tysięcy ¦ kaç 18 milyon ¦ bao nhiêu 18 triệu
+berapa 18 ribu ¦ berapa 18 juta ¦ ngapi 18 elfu ¦ hoeveel 18 duizend
+hur många 18 miljoner ¦ hvor mange 18 tusind ¦ πόσα 18 χιλιάδες ¦ كم 18 ألف
+כמה 18 אלף ¦ कितने 18 लाख ¦ 多少 18 万 ¦ 几 18 千
+幾 18 億 ¦ 몇 18 만"""
+
+
+def test_each_language_that_asks_has_powers_of_ten() -> None:
+    texts = [text.partition("18") for line in ASKED_AND_SCALED.splitlines() for text in line.split(" ¦ ")]
+    for pattern in words._TABLES["asked"]:
+        assert any(re.fullmatch(pattern, asked.strip()) for asked, _, _ in texts), pattern
+    for asked, number, power in texts:
+        found = extract_answer(f"It is {number}{power}", extract="last_number") or ""
+        assert read_number(found) != 18, (asked, power)
 
 
 # --- units ------------------------------------------------------------------------------------------------------------

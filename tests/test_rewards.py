@@ -214,6 +214,11 @@ def test_an_answer_may_count_what_its_problem_asks_for() -> None:
         ("Combien de moutons reste-t-il ?", "5 moutons"),
         ("Сколько котят у Анны?", "5 котят."),
         ("How many more figurines has she?", "5 more figurines"),
+        ("How many dozen figurines are 60?", "5 dozen"),
+        ("Find the number of figurines.", "5 figurines"),
+        ("How many figurines are there if the number of gizmos is 5?", "5 figurines"),
+        ("有多少只小猫在树上？", "5只小猫"),
+        ("राम के पास कितनी मूर्तियाँ हैं?", "5 मूर्तियाँ"),
     ]
     other = "A figurine weighs 2 ounces. What do 5 figurines weigh?"
     for problem, given_text in asked:
@@ -221,3 +226,21 @@ def test_an_answer_may_count_what_its_problem_asks_for() -> None:
         for kind in ("number", "math"):
             found = format_and_answer([problem, other], [completion] * 2, [[]] * 2, answer=["5"] * 2, answer_kind=kind)
             assert found == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("problem", "given_text"),
+    [
+        ("How many dozen eggs did she buy? In the end, how many eggs are left?", "5 dozen"),
+        ("How many thousand dollars does he earn, and how many dollars does he save?", "5 thousand"),
+        ("She has a number of pairs. How many shoes (individual shoes, not pairs)?", "5 pairs"),
+        ("How many socks in pairs has he?", "5 socks in pairs"),
+        ("How many incorrect answers did he give, and how many correct answers?", "5 incorrect answers"),
+        ("How many figurines are there if the number of gizmos is 5?", "5 gizmos"),
+        ("How many eggs are left?", "5 pairs"),
+    ],
+)
+def test_an_answer_may_not_count_what_is_not_asked_in_the_end(problem: str, given_text: str) -> None:
+    completion = f"<think></think><answer>{given_text}</answer>"
+    for kind in ("number", "math"):
+        assert format_and_answer([problem], [completion], [[]], answer=["5"], answer_kind=kind) == [0.0]

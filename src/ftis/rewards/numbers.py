@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from ftis.rewards.grammar import FORMULA, FRACTION, INTEGER, NUMBER, PROSE, SIGNS, bare, rewrite
-from ftis.rewards.words import POWERS_ABROAD
+from ftis.rewards.words import POWERS
 
 MAX_ANSWER_LENGTH = 512
 """Characters. A longer answer is right only if it is the expected one letter by letter."""
@@ -32,15 +32,16 @@ _IN_ROOT = re.compile(
     r"\\sqrt[ \t]*(?:\[[^\[\]\n=]*\][ \t]*)?(?:\{[^{}\n=]*)?$|\\sqrt[ \t]*\[[^\[\]\n=]*$|√\([^()\n=]*$"
 )
 _FACTOR_BEHIND = re.compile(r"[ \t]*\\(?:pi|sqrt)(?![A-Za-z])")
-_POWER_BEHIND = re.compile(rf"(?i:\s?(?:{POWERS_ABROAD}))")
+_POWER_BEHIND = re.compile(rf"(?i:\s?(?:{POWERS}))|!(?!=)|[kKMB]\b")
 
 
 def last_number(text: str) -> str | None:
     """The last number in a text, with its sign. A hyphen behind a number or a letter is no sign, an ordinal no number.
 
     A number may touch the text behind it, as in ``36kg`` and ``$70/week``, but not a letter before it. The power of a
-    unit is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. ``70 000`` is one number, and so are
-    ``3 1/2`` and ``\\frac{1}{2}``. A text whose last number stands inside a root, or right before one or π, has none.
+    unit is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. So do words and signs that scale it:
+    ``18k``, ``18!``, ``18 and a half``. ``70 000`` is one number, and so are ``3 1/2`` and ``\\frac{1}{2}``. A text
+    whose last number stands inside a root, or right before one or π, has none.
     """
     text = rewrite((*SIGNS, *PROSE), text)
     numbers = list(_IN_TEXT.finditer(text))
@@ -50,7 +51,7 @@ def last_number(text: str) -> str | None:
     if _IN_ROOT.search(text, 0, last.start()) or _FACTOR_BEHIND.match(text, last.end()):
         return None
     if power := _POWER_BEHIND.match(text, last.end()):
-        return last[0] + power[0]  # nobody reads 3 millones as 3
+        return last[0] + power[0]  # nobody reads 3 millones, $3k or 3! as 3
     return last[0]
 
 

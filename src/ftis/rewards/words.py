@@ -25,8 +25,10 @@ _EAST = "|".join(_TABLES["counted"])
 _KNOWN_ABROAD = re.compile(
     rf"{'|'.join(_TABLES['abroad'])}|(?:{'|'.join(_TABLES['counters'])})(?:の|\s)?(?:{_EAST})?|{_EAST}", re.IGNORECASE
 )
-POWERS_ABROAD = "|".join(_TABLES["powers"])
-_ASKED = re.compile(rf"(?i:{'|'.join(_TABLES['asked'])})\s*")
+POWERS = "|".join(_TABLES["powers"])
+"""Words behind a number that multiply or divide it, or add a part to it."""
+_ASKED = re.compile(rf"(?i:(number\sof)|{'|'.join(_TABLES['asked'])})\s*")
+_SCALING = re.compile(rf"{'|'.join(_TABLES['scaling'])}|{POWERS}", re.IGNORECASE)
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _LENGTHS = ("mm", "cm", "m", "km", "inch", "foot", "yard", "mile")
 SYMBOLS = r"n[sm]|ms|k[NJWV]|MW"
@@ -37,6 +39,7 @@ CURRENCIES = (
 )
 ABROAD = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u1fff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 """Letters of other languages than English, for a class of a pattern."""
+_PHRASE_END = re.compile(rf"[^\w\s.'’{ABROAD}-]|[.](?!\w)|\b(?:{'|'.join(_TABLES['ends'])})\b")
 
 # --- words in a text --------------------------------------------------------------------------------------------------
 
@@ -183,11 +186,20 @@ def units_differ(given: str, expected: str) -> bool:
 
 
 def without_asked(answer: str, problem: str) -> str:
-    """``5`` for ``5 figurines`` if the problem asks how many figurines."""
+    """``5`` for ``5 figurines`` if the last question of the problem is how many figurines.
+
+    Without such a question the last ``number of`` counts. A word that scales or negates stays, as ``pairs`` of shoes
+    do, unless the question begins with it: ``How many pairs of shoes?``
+    """
     found = last_words(answer)
     if found is None or harmless(found[0]):
         return answer
-    words = " ".join(_plain(found[0]).lower().split()).rstrip(".")
-    asked = (problem[one.end() : one.end() + 2 * len(words) + 9].lower().split() for one in _ASKED.finditer(problem))
-    here = any(re.match(rf"{re.escape(words)}(?![A-Za-z])", " ".join(text)) for text in asked)
+    questions = list(_ASKED.finditer(problem))
+    asked = next((one for one in reversed(questions) if not one[1]), questions[-1] if questions else None)
+    if asked is None:
+        return answer
+    words = _plain(found[0]).lower().rstrip(". ").split()
+    phrase = _PHRASE_END.split(problem[asked.end() :].lower(), maxsplit=1)[0].split()
+    same = re.match(rf"{re.escape(' '.join(words))}(?![A-Za-z])", " ".join(phrase))
+    here = same and not any(map(_SCALING.fullmatch, words[1:]))
     return answer[: found.start()] + answer[found.end() :] if here else answer
