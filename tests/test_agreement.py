@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ftis.engines.agreement import gaps, require_agreement, sees_padding, trial
 from ftis.engines.builtin import builtin_sampler
+from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import InPlace, _first_that_agrees, open_sampler
 from ftis.policy import Forward, ModelError, Policy
 from ftis.rollouts import Rollout
@@ -58,17 +59,18 @@ def test_sampler_and_learner_give_the_log_probabilities_of_a_row_by_itself(kind:
 
 @dataclass
 class OffBeyond:
-    """The built-in sampler, whose log-probabilities of tokens behind longer rows are off."""
+    """A sampler whose log-probabilities of tokens behind longer rows are off."""
 
     length: int
     by: float = 1.0
     rollout: int = -1
     """The only rollout of each group that is off; -1: all are."""
+    draw: Any = builtin_sampler
 
     def __call__(
         self, policy: Policy, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
-        groups = builtin_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
+        groups = self.draw(policy, prompt_ids, repeats, decoding, seed, batch_size)
         return [
             tuple(self._off(len(p), r) if self.rollout in (-1, i) else r for i, r in enumerate(group))
             for p, group in zip(prompt_ids, groups, strict=True)
@@ -101,6 +103,14 @@ def test_a_trial_passes_the_lengths_that_the_model_names(length: int, tiny_polic
     assert trial(policy, OffBeyond(length - 1), 128).sampler > 0.5
     for found in (trial(policy, builtin_sampler, 128), trial(policy, OffBeyond(length), length)):  # no row gets so long
         assert max(found.sampler, found.learner) < 1e-4
+
+
+def test_a_trial_s_rows_become_long_though_the_first_token_would_end_them(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(model={"my_window": 64})
+    policy.end_ids = every = frozenset(range(policy.vocab_size))
+    for draw in (OffBeyond(63), OffBeyond(63, draw=generate_sampler)):
+        assert trial(policy, draw, 128).sampler > 0.5
+    assert policy.end_ids == every
 
 
 def test_a_short_window_is_tried_though_rows_become_long(tiny_policy: TinyPolicy) -> None:

@@ -105,7 +105,7 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in
 
     Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
     the shortest on, while :data:`TRIED_TOKENS` lasts. Of two completions of a prompt the second is compared: some
-    models are right for one row at a time.
+    models are right for one row at a time. No token ends a row, so each reaches the lengths that it is drawn for.
 
     Args:
         longest: the most tokens of a row; 0: unknown.
@@ -124,10 +124,14 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in
     rng, decoding = np.random.default_rng(0), Decoding(min(TRIED, most - last) or 1, temperature)
     prompts: list[Ints] = []
     rollouts: list[Rollout] = []
-    for together in drawn:
-        some = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, together[0]), *together)]
-        prompts += some
-        rollouts += [second for _, second in draw(policy, some, 2, decoding, 0)]
+    ends, policy.end_ids = policy.end_ids, frozenset({policy.vocab_size})  # no token's id
+    try:
+        for together in drawn:
+            some = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, together[0]), *together)]
+            prompts += some
+            rollouts += [second for _, second in draw(policy, some, 2, decoding, 0)]
+    finally:
+        policy.end_ids = ends
     return gaps(policy, prompts, rollouts, decoding, in_place)
 
 

@@ -180,7 +180,7 @@ class Swarm:
         return recipe
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class HostPolicy:
     """The model of a member, in the hands of TRL's trainer: a :class:`~ftis.policy.Policy` that TRL trains.
 

@@ -98,6 +98,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         FtisError: the recipe, the task or the model does not fit.
     """
 
+    eos_token_ids: list[int]
+
     def __init__(
         self,
         model: Any,
@@ -225,15 +227,18 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return [tuple(rollouts[at : at + repeats]) for at in range(0, len(rollouts), repeats)]
 
     def _generated(self, prompt_ids: Sequence[Ints], most: int, seed: int) -> list[Rollout]:
-        """A completion of each prompt, of at most ``most`` tokens, with the sampler's log-probabilities."""
+        """A completion of each prompt, of at most ``most`` tokens up to the policy's ends, with the sampler's
+        log-probabilities."""
         cuda = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        before, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, most
+        config, ends = self.generation_config, sorted(self._policy.end_ids)
+        before = config.max_new_tokens, config.eos_token_id, self.eos_token_ids
+        config.max_new_tokens, config.eos_token_id, self.eos_token_ids = most, ends, ends
         try:
             with torch.random.fork_rng(cuda), self._recorded() as heard:
                 torch.manual_seed(seed)
                 drawn, _ = self._generate_single_turn([ids.tolist() for ids in prompt_ids], None, {}, 1)
         finally:
-            self.generation_config.max_new_tokens = before
+            config.max_new_tokens, config.eos_token_id, self.eos_token_ids = before
         logps = heard[0].cpu().numpy()
         return [Rollout(np.array(ids, np.int32), logp[: len(ids)]) for ids, logp in zip(drawn, logps, strict=True)]
 
