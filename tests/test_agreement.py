@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import TinyPolicy
 from policies import rows_of
 from test_lengths import by_prefixes
 from torch import Tensor
 
-from ftis.engines.agreement import gaps, require_agreement, sees_padding, trial
+from ftis.engines.agreement import Rows, gaps, plain_logps, require_agreement, sees_padding, trial
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import InPlace, _first_that_agrees, open_sampler
@@ -212,6 +213,41 @@ def test_what_differs_is_named(
     told = str(caught.value).partition("one policy: ")[2].partition(" nats off")[0]
     assert off in told
     assert not any(other in told for other in {"sampler", "learner", "plain pass"} - {off})
+
+
+@pytest.mark.parametrize("decoding", [Decoding(6, top_k=2), Decoding(6, 0.7, top_p=0.3), Decoding(6, 2.0, 20, 0.5)])
+def test_a_token_that_top_k_or_top_p_leave_out_is_a_difference(decoding: Decoding, tiny_policy: TinyPolicy) -> None:
+    policy, prompts = tiny_policy(), rows_of((3, 9))
+    policy.end_ids = frozenset()
+    groups = builtin_sampler(policy, prompts, 1, decoding, 0)
+    require_agreement(policy, prompts, groups, decoding, in_place=True)
+    ids, logp = groups[1][0].completion_ids.copy(), groups[1][0].gen_logp.copy()
+    row = np.concatenate([prompts[1], ids[:-1]])
+    with torch.no_grad():
+        logits_V = policy.model(torch.from_numpy(row)[None].long()).logits[0, -1]
+    ids[-1], logp[-1] = int(logits_V.argmin()), -0.001
+    with pytest.raises(ModelError, match="the sampler"):
+        require_agreement(policy, prompts, [groups[0], (Rollout(ids, logp),)], decoding, in_place=True)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "expected"),
+    [
+        (Decoding(1, top_k=2), np.log(0.15 / 0.95) - np.log(0.3 / 0.15) / 2),
+        (Decoding(1, top_p=0.79), np.log(0.15 / 0.95) - np.log((0.8 / 0.2) / (0.79 / 0.21)) / 2),
+        (Decoding(1, top_p=0.79, top_k=2), np.log(0.15 / 0.95) - np.log(0.3 / 0.15) / 2),
+        (Decoding(1, top_k=3), np.log(0.15 / 0.95)),
+        (Decoding(1, top_p=0.81), np.log(0.15 / 0.95)),
+    ],
+)
+def test_a_token_counts_by_what_it_lacks(
+    decoding: Decoding, expected: float, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits_TV = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    monkeypatch.setattr("ftis.engines.agreement.plain_forward", lambda policy: lambda *rows: logits_TV)
+    row = np.array([2], dtype=np.int32)
+    ((found,),) = plain_logps(tiny_policy(), Rows([row], [row]), [decoding])
+    assert found[0] == pytest.approx(expected, abs=1e-5)
 
 
 FROZEN = {"train": "lora", "lora_r": 4, "lora_target_modules": ("q_proj", "v_proj"), "frozen_dtype": "bfloat16"}

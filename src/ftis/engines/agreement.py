@@ -10,6 +10,7 @@ together. :func:`require_agreement` looks at the first rollouts of a run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ftis.engines.devices import device_kind
 from ftis.engines.lengths import BySwitch, named_lengths
@@ -213,8 +215,10 @@ def plain_forward(policy: Policy) -> Forward:
 
 @torch.no_grad()
 def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> list[list[Floats]]:
-    """log π_θ of each row's completion by a plain pass, under each decoding; −∞ where top k or top p leave a token
-    out."""
+    """log π_θ of each row's completion by a plain pass, under each decoding.
+
+    A token that top k or top p leave out counts as if it were taken in, less the nats that it lacks.
+    """
     forward = plain_forward(policy)
     found: list[list[Floats]] = [[] for _ in decodings]
     for prompt, completion in zip(*rows, strict=True):
@@ -226,8 +230,36 @@ def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> li
             for warper in decoding.warpers():
                 scores_TV = warper(None, scores_TV)
             logp_T = scores_TV.gather(1, target_T1).squeeze(1) - scores_TV.logsumexp(-1)
+            out_T = logp_T.isneginf()
+            if decoding.truncated and bool(out_T.any()):
+                whole_TV = logits_TV[out_T] / decoding.temperature
+                logp_T[out_T] = _left_out(whole_TV, scores_TV[out_T].logsumexp(-1), target_T1[out_T], decoding)
             of.append(logp_T.cpu().numpy())
     return found
+
+
+def _left_out(scores_TV: Tensor, kept_T: Tensor, target_T1: Tensor, decoding: Decoding) -> Tensor:
+    """Log-probabilities, as if they were taken in, of tokens that top k or top p leave out, less what they lack: the
+    nats by which each logit must be off, up or down, before the token is within.
+
+    Args:
+        scores_TV: logits / temperature.
+        kept_T: log Σ exp of the tokens that are within.
+    """
+    own_T1 = scores_TV.gather(1, target_T1)
+    lacking_T1 = torch.zeros_like(own_T1)
+    if 0 < decoding.top_k < scores_TV.shape[1]:
+        least_T1 = scores_TV.topk(decoding.top_k).values[:, -1:]
+        lacking_T1 = (least_T1 - own_T1).clamp(min=0) / 2
+        candidates_TV = scores_TV.masked_fill(scores_TV < least_T1, -torch.inf).scatter(1, target_T1, own_T1)
+    else:
+        candidates_TV = scores_TV
+    if decoding.top_p < 1:  # a token is within if those ahead of it have less than top p
+        ahead = candidates_TV > own_T1
+        odds_T1 = candidates_TV.masked_fill(~ahead, -torch.inf).logsumexp(-1, keepdim=True)
+        odds_T1 = odds_T1 - candidates_TV.masked_fill(ahead, -torch.inf).logsumexp(-1, keepdim=True)
+        lacking_T1 = torch.maximum(lacking_T1, (odds_T1 - math.log(decoding.top_p / (1 - decoding.top_p))) / 2)
+    return (own_T1 - torch.logaddexp(kept_T[:, None], own_T1) - lacking_T1).squeeze(1)
 
 
 @torch.no_grad()
@@ -259,6 +291,6 @@ def farthest(values_M: Floats | Nats) -> float:
 
 
 def _largest(some: Sequence[Floats], others: Sequence[Floats], size: Callable[[Floats], float]) -> float:
-    """The largest size of a row's differences, without tokens that only rounding puts within top p."""
+    """The largest size of a row's differences, without tokens of which neither knows a probability."""
     gaps = [one - other for one, other in zip(some, others, strict=True)]
-    return max(size(gap[np.isfinite(gap)]) if np.isfinite(gap).any() else np.inf for gap in gaps)
+    return max(size(gap[~np.isnan(gap)]) if not np.isnan(gap).all() else np.inf for gap in gaps)
