@@ -176,6 +176,17 @@ def test_the_first_way_that_agrees_is_taken(tiny_policy: TinyPolicy) -> None:
         _first_that_agrees(policy, [off, off], 32)
 
 
+@pytest.mark.parametrize(("name", "offered"), [("auto", False), ("transformers", False), ("builtin", True)])
+def test_no_sampler_that_was_tried_is_offered(
+    name: str, offered: bool, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = InPlace(OffBeyond(0))
+    monkeypatch.setattr("ftis.engines.samplers.opener", lambda name, options: lambda policy: off)
+    with pytest.raises(ModelError, match="the sampler is") as caught:
+        open_sampler(name, tiny_policy())
+    assert ("sampling.sampler" in str(caught.value)) == offered
+
+
 def test_a_learner_that_differs_runs_rows_as_they_are(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy()
     expected = policy.logps(rows_of((3, 9)), rows_of((4, 5)), 1.0)

@@ -93,7 +93,9 @@ class Gaps:
             return
         if len(off) == 2 and self.both <= of_sampler:
             off = {"the plain pass": self.sampler}
-        of_recipe = f'set sampling.sampler = "transformers", or take another model than {policy.config.model}'
+        of_recipe = f"take another model than {policy.config.model}"
+        if "the sampler" in off and len(off) == 1:
+            of_recipe = f'set sampling.sampler = "transformers", or {of_recipe}'
         told = " and ".join(f"{name} is {gap:.2g} nats off" for name, gap in off.items())
         raise ModelError(
             f"peer {policy.config.name!r}: sampler, learner and a plain pass of one row do not see one policy: {told}, "

@@ -100,10 +100,11 @@ def open_sampler(
     padded: list[InPlace] = []
     with suppress(*UNABLE):
         padded = ways if switch is None and not sees_padding(policy) else []
-    return Stopping(_first_that_agrees(policy, [*padded, *by_length], longest))
+    remedy = f"take another model than {policy.config.model}" if name in ("auto", "transformers") else ""
+    return Stopping(_first_that_agrees(policy, [*padded, *by_length], longest, remedy))
 
 
-def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int) -> InPlace:
+def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int, remedy: str = "") -> InPlace:
     tried: list[tuple[Gaps, InPlace]] = []
     for way in ways:
         try:
@@ -120,12 +121,12 @@ def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int) ->
                 ) from error
             continue
         if found.learner > found.most[0]:  # no other sampler mends that
-            found.refuse(policy)
+            found.refuse(policy, remedy)
         tried.append((found, way))
         if found.sampler <= found.enough:
             break
     found, way = min(tried, key=lambda one: one[0].sampler)
-    found.refuse(policy)
+    found.refuse(policy, remedy)
     return way
 
 
