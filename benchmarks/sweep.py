@@ -3,14 +3,16 @@
     python benchmarks/sweep.py                    # all, into docs/architectures.md; some minutes of one core
     python benchmarks/sweep.py qwen3 gemma3_text  # some, to the terminal
 
-Each model is built from the class of its configuration with small sizes, and every length that the configuration names
-is :data:`LENGTH` tokens. It is saved, loaded as a run loads it, and asked for completions in full and through LoRA:
-sampled, greedy, with a stop string, behind prompts of unequal length, with rows within that length and beyond it. Then
-these must agree for each token: the sampler's log-probability, the learner's with all rows together, and that of the
-row by itself through the plain model. So must the gradients of all rows together and of the rows by themselves.
+Each model is built from the class of its configuration with small sizes; windows, chunks and the like that it sets are
+:data:`LENGTH` tokens. It is saved, loaded as a run loads it, and asked for completions in full and through LoRA:
+sampled, greedy, with a stop string, behind prompts of unequal length, with rows within that length and beyond it, as
+far as the model has positions. Then these must agree for each token: the sampler's log-probability, the learner's with
+all rows together, and that of the row by itself through the plain model. So must the gradients of all rows together
+and of the rows by themselves.
 
 A model is ``fast`` if it is sampled in fused steps and learned in lines without padding, ``slow`` if it is right in
 another way, ``refused`` if ftis says so before it trains, and ``wrong`` if a number differs or something else breaks.
+It is ``not built`` if the sweep could not build one that runs on text alone: ftis has then not seen it.
 Each model has a process with a limit on memory and seconds. The exit code is 1 if one is wrong.
 """
 
@@ -244,7 +246,8 @@ def tried(name: str) -> tuple[str, str]:
         with torch.no_grad():
             before = model(input_ids=ids, use_cache=False).logits
     except Exception as error:
-        return "refused", f"no text model by itself: {first_line(error)}"
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return "not built", first_line(cause).partition(". ")[0].strip()
     if not bool(before.isfinite().all()):
         raise WrongError("the sweep built a model without finite logits")
     with tempfile.TemporaryDirectory() as place:
@@ -270,7 +273,8 @@ def tried(name: str) -> tuple[str, str]:
             except FtisError as error:
                 return "refused", str(error).replace(place, name).splitlines()[0]
             verdict = max(verdict, way_of(policy, sampler))
-        return verdict
+        within = "" if len(kinds) == len(PROMPTS) else f"rows of at most {longest} tokens, as it has no more positions"
+        return verdict[0], "; ".join(filter(None, (verdict[1], within)))
 
 
 def _child(name: str, out: Connection) -> None:
@@ -319,7 +323,6 @@ NAMED = {
 }
 """Models that people ask for, and their architectures."""
 REASONS = {
-    "no text model by itself": "needs more than text, or another model beside it",
     "cannot be loaded": "cannot be loaded from what transformers saves, or names no layers",
     "do not see one policy": "sampler, learner and a plain pass differ",
     "by its very length": "a token's probability depends on what follows, or on how long its row becomes",
@@ -332,13 +335,16 @@ PAGE = """# Architectures
 `make sweep` writes this page. It tries {n} configurations of transformers {transformers}, tiny and with random weights,
 with torch {torch} on a CPU: all of its causal language models, and some of their options.
 
-Every length that a configuration names is {length} tokens. A model draws sampled, greedy and stopped completions behind
-prompts of unequal length, within that length and beyond it, in full and through LoRA. Sampler and learner must give
-each token the log-probability of a plain pass of its row alone, within {nats} nats. The rows' gradients must be the
-same together and alone.
+Windows, chunks and the like, the keys under 16 in `benchmarks/sweep.toml`, are {length} tokens if a configuration sets
+them; a window that is off by default is on in the variants *sliding* alone. A model draws sampled, greedy and stopped
+completions behind prompts of unequal length, in rows within that length and beyond it, in full and through LoRA. Rows
+stay within it if the model has no more positions; the table says so. Sampler and learner must give each token the
+log-probability of a plain pass of its row alone, within {nats} nats. The rows' gradients must be the same together and
+alone.
 
 *Fast* models are sampled in fused steps and learned without padding. *Slow* ones are right in the slower ways that the
-table names. *Refused* ones end with a message before anything is trained.
+table names. *Refused* ones end with a message before anything is trained. *Not built*: the sweep could not build a
+small model that runs on text alone, so ftis has not seen one; the table has the error.
 
 | model | architecture | result |
 |---|---|---|
@@ -355,7 +361,7 @@ def page(found: Mapping[str, tuple[str, str]]) -> str:
     grouped = defaultdict[tuple[str, str], list[str]](list)
     for name, (verdict, why) in found.items():
         grouped[verdict, next((words for part, words in REASONS.items() if part in why), why)].append(name)
-    order = ["fast", "slow", "refused", "wrong"]
+    order = ["fast", "slow", "refused", "not built", "wrong"]
     rows = sorted(grouped.items(), key=lambda row: (order.index(row[0][0]), -len(row[1])))
     named = [(model, kind, *found[kind]) for model, kind in NAMED.items()]
     return PAGE.format(
