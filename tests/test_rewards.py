@@ -216,6 +216,8 @@ def test_an_answer_may_count_what_its_problem_asks_for() -> None:
         ("How many more figurines has she?", "5 more figurines"),
         ("How many dozen figurines are 60?", "5 dozen"),
         ("Find the number of figurines.", "5 figurines"),
+        ("How many figurines are a third of each quantity?", "5 figurines"),
+        ("Сколько котят у Анны, если ушло несколько котов?", "5 котят"),
         ("How many figurines are there if the number of gizmos is 5?", "5 figurines"),
         ("有多少只小猫在树上？", "5只小猫"),
         ("राम के पास कितनी मूर्तियाँ हैं?", "5 मूर्तियाँ"),
