@@ -149,6 +149,18 @@ def test_in_float32_one_token_of_a_row_is_enough(tiny_policy: TinyPolicy) -> Non
         found.refuse(policy)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_token_of_a_long_row_is_enough(dtype: str, in_place: bool, tiny_policy: TinyPolicy) -> None:
+    policy, prompts, decoding = tiny_policy(dtype=dtype), rows_of((3, 5)), Decoding(110)
+    policy.end_ids = frozenset()
+    groups = builtin_sampler(policy, prompts, 1, decoding, 0)
+    require_agreement(policy, prompts, groups, decoding, in_place)
+    groups[1][0].gen_logp[60] -= 2  # a root mean square of 0.2
+    with pytest.raises(ModelError, match="the sampler"):
+        require_agreement(policy, prompts, groups, decoding, in_place)
+
+
 def test_a_learner_that_no_sampler_mends_is_refused_at_once(
     tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
