@@ -269,7 +269,7 @@ def test_a_token_counts_by_what_it_lacks(
     logits_TV = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     monkeypatch.setattr("ftis.engines.agreement.plain_forward", lambda policy: lambda *rows: logits_TV)
     row = np.array([2], dtype=np.int32)
-    ((found,),) = plain_logps(tiny_policy(), Rows([row], [row]), [decoding])
+    ((found,),) = plain_logps(tiny_policy(), Rows([row], [row]), [decoding], take_in=True)
     assert found[0] == pytest.approx(expected, abs=1e-5)
 
 

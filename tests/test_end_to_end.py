@@ -348,6 +348,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) 
     (workplace / "tiny_rewards.py").write_text(
         "import threading\n"
         "def evenness(prompts, completions, completion_ids, **columns):\n"
+        "    if completions[-1] == '':  # before the run its answers are looked at\n"
+        "        return [0.0] * len(completions)\n"
         "    print('scoring', flush=True)\n"
         "    threading.Event().wait()\n"
     )

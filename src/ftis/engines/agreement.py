@@ -177,7 +177,7 @@ def gaps(
     """
     rows = Rows(prompts, [rollout.completion_ids for rollout in rollouts])
     whole = Decoding(decoding.max_completion_length, decoding.temperature or 1.0)
-    plain, drawn_from = plain_logps(policy, rows, [whole, whole if decoding.greedy else decoding])
+    plain, drawn_from = plain_logps(policy, rows, [whole, whole if decoding.greedy else decoding], take_in=True)
     sampler, learner = [rollout.gen_logp for rollout in rollouts], policy.logps(*rows, whole.temperature)
     exact = policy.compute_dtype == torch.float32 and not is_coarse(policy.model)
     few = not in_place or is_quantised(policy.model)
@@ -224,10 +224,11 @@ def plain_forward(policy: Policy) -> Forward:
 
 
 @torch.no_grad()
-def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> list[list[Floats]]:
+def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding], take_in: bool = False) -> list[list[Floats]]:
     """log π_θ of each row's completion by a plain pass, under each decoding.
 
-    A token that top k or top p leave out counts as if it were taken in, less the nats that it lacks.
+    A token that top k or top p leave out has −∞. With ``take_in`` it counts as if it were taken in, less the nats that
+    it lacks.
     """
     forward = plain_forward(policy)
     found: list[list[Floats]] = [[] for _ in decodings]
@@ -241,7 +242,7 @@ def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding]) -> li
                 scores_TV = warper(None, scores_TV)
             logp_T = scores_TV.gather(1, target_T1).squeeze(1) - scores_TV.logsumexp(-1)
             out_T = logp_T.isneginf()
-            if decoding.truncated and bool(out_T.any()):
+            if take_in and decoding.truncated and bool(out_T.any()):
                 whole_TV = logits_TV[out_T] / decoding.temperature
                 logp_T[out_T] = _left_out(whole_TV, scores_TV[out_T].logsumexp(-1), target_T1[out_T], decoding)
             of.append(logp_T.cpu().numpy())

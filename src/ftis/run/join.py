@@ -74,6 +74,9 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
         alone = f"the peers of arm {name!r} train alone; " if name else ""
         raise RecipeError(f"{alone}arms whose peers learn together: {there}; name one of them as the arm (--arm)")
     swarm = next(swarm for swarm in arms[0].swarms if peer in {p.name for p in swarm.peers})
+    if swarm.training.foreign_failures is None:  # the others may be strangers
+        training = swarm.training.model_copy(update={"foreign_failures": False})
+        swarm = swarm.model_copy(update={"training": training})
     return arms[0].name, swarm
 
 
@@ -141,10 +144,7 @@ def join(
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect
     threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
-    training = swarm.training
-    if training.foreign_failures is None:
-        training = training.model_copy(update={"foreign_failures": False})
-    swarm = swarm.model_copy(update={"threads": threads, "training": training})
+    swarm = swarm.model_copy(update={"threads": threads})
     directory = peer_directory(recipe, name)
     own = own_part(arm_name, swarm, name)
     tasks = (checked or check([own])).tasks
