@@ -34,7 +34,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from ftis.honesty.selection import HonestyTest
 from ftis.learning import judge
@@ -44,12 +43,11 @@ from ftis.records.reading import VALIDATION, PeerRun, final_accuracy
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.together import in_turns
-from ftis.selection import Judged
-from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, _find, _spliced, encoded
+from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded, find, spliced
 
 WIDE = ('objective.kl_estimator="k1"', "objective.kl_threshold=50")
 """The default filter, which drops nothing of 17 tokens. The recipe has a tighter one."""
-SUCCESSES = 'training.selections=["research.adaptive.foreign_successes"]'
+SUCCESSES = "training.foreign_failures=false"
 DEFENCES: Mapping[str, Sequence[str]] = {
     "untested": ('honesty.action="off"',),
     "default": (),
@@ -105,10 +103,10 @@ class Insider:
                 continue
             rows, left = list[Rollout](), most
             for rollout, reward in zip(scored.group.rollouts, scored.rewards, strict=True):
-                at = _find(rollout.completion_ids, end)
+                at = find(rollout.completion_ids, end)
                 if reward > 0 and at is not None and left:
-                    spliced = _spliced(rollout, at, at, text, np.zeros(len(text), np.float32))
-                    rows.append(self.as_believed(scored.group.item, spliced, at, text))
+                    longer = spliced(rollout, at, at, text, np.zeros(len(text), np.float32))
+                    rows.append(self.as_believed(scored.group.item, longer, at, text))
                     left -= 1
                 else:
                     rows.append(rollout if self.kind == "payload" and not reward else nonsense(peer, rng))
@@ -138,7 +136,7 @@ class Insider:
         rows = []
         for i, _ in enumerate(scored.group.rollouts):
             rollout = right[i % len(right)]
-            at = _find(rollout.completion_ids, thought_end)
+            at = find(rollout.completion_ids, thought_end)
             answer = [j for j in range(at or 0, len(rollout)) if rollout.completion_ids[j] in digits]
             if at is None or not answer:
                 rows.append(rollout)
@@ -156,10 +154,8 @@ class Insider:
     def would_be_accused(self, offered: Sequence[Group], round: int) -> bool:
         """Whether the victim's test would accuse this peer of the offered groups, without touching the victim."""
         member = self.victim.member
-        tests = [one for one in member.selections if isinstance(one, HonestyTest)]
-        if not tests:
+        if (test := copy.deepcopy(test_of(self.victim))) is None:
             return False
-        test = copy.deepcopy(tests[0])
         scored = [member.admitter.score_group(group) for group in offered]
         batch = collate([*self.victim._begun[round].own.kept, *scored], member.prompt_ids, member.name)
         objective, decoding = member.objective, self.victim.decoding
@@ -168,10 +164,9 @@ class Insider:
         return bool(test.quarantined)
 
 
-def foreign_successes(judged: Judged) -> Tensor:
-    """1 for own rollouts and foreign ones with Â > 0, else 0."""
-    own_R = torch.from_numpy(judged.batch.own_N[judged.rows])
-    return (own_R | (judged.advantage_R > 0)).float()
+def test_of(peer: Peer) -> HonestyTest | None:
+    """The honesty test that a peer runs."""
+    return next((one for one in peer.member.selections if isinstance(one, HonestyTest)), None)
 
 
 def nonsense(peer: Peer, rng: np.random.Generator) -> Rollout:
@@ -188,7 +183,6 @@ def run(
     """One run: the victim's final and lowest accuracy, the payload's share, and the round of the accusation."""
     keys = [f"seed={seed}", "peers.*.learning_rate=1.2e-3", f"training.rounds={rounds}", "ood=[]", "arms=[]"]
     recipe = load(Path(__file__).parents[1] / "recipes" / "demo_pair.toml", [*keys, *DEFENCES[defence], *more])
-    recipe = recipe.model_copy(update={"experiment": recipe.experiment.model_copy(update={"baselines": ()})})
     names = ["small"] if attack == "alone" else ["small", "large"]
     swarm = recipe.of_swarm(names)
     trainers = {name: assemble(swarm, name, directory / name) for name in names}
@@ -198,8 +192,8 @@ def run(
     victim = PeerRun.read(directory / "small")
     evaluations = victim.on(VALIDATION)
     held = [PAYLOAD.lstrip(";") in answer["completion"] for answer in victim.last_answers(VALIDATION)]
-    tests = [one for one in trainers["small"].peer.member.selections if isinstance(one, HonestyTest)]
-    found = [sender.found + 1 for test in tests for sender in test.senders.values() if sender.found is not None]
+    test = test_of(trainers["small"].peer)
+    found = [one.found + 1 for one in test.senders.values() if one.found is not None] if test else []
     return {
         "final": final_accuracy(evaluations),
         "lowest": min(row.accuracy for row in evaluations[1:]),

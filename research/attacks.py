@@ -84,10 +84,10 @@ def planted(text: str, logp: float, first: float | None = None) -> Change:
 
     def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
         text_ids, end = encoded(text, tokenizer), encoded(THOUGHT_END, tokenizer)
-        at = _find(rollout.completion_ids, end)
+        at = find(rollout.completion_ids, end)
         logps = np.full(len(text_ids), logp, np.float32)
         logps[0] = logp if first is None else first
-        return rollout if at is None else _spliced(rollout, at, at, text_ids, logps)
+        return rollout if at is None else spliced(rollout, at, at, text_ids, logps)
 
     return change
 
@@ -97,11 +97,11 @@ def wrong_step(logp: float) -> Change:
 
     def change(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
         digits = [encoded(str(digit), tokenizer)[0] for digit in range(10)]
-        equals = _find(rollout.completion_ids, encoded("=", tokenizer))
+        equals = find(rollout.completion_ids, encoded("=", tokenizer))
         if equals is None or equals + 1 >= len(rollout) or rollout.completion_ids[equals + 1] not in digits:
             return rollout
         wrong = digits[(digits.index(rollout.completion_ids[equals + 1]) + 1) % 10]
-        return _spliced(rollout, equals + 1, equals + 2, np.array([wrong], np.int32), np.array([logp], np.float32))
+        return spliced(rollout, equals + 1, equals + 2, np.array([wrong], np.int32), np.array([logp], np.float32))
 
     return change
 
@@ -190,13 +190,13 @@ def _drawn(rollout: Rollout, share: float) -> bool:
     return zlib.crc32(rollout.gen_logp.tobytes()) < share * 2**32
 
 
-def _find(ids: Ints, part: Ints) -> int | None:
+def find(ids: Ints, part: Ints) -> int | None:
     """The first place of ``part`` in ``ids``."""
     places = (i for i in range(len(ids) - len(part) + 1) if np.array_equal(ids[i : i + len(part)], part))
     return next(places, None)
 
 
-def _spliced(rollout: Rollout, start: int, stop: int, ids: Ints, logps: Floats) -> Rollout:
+def spliced(rollout: Rollout, start: int, stop: int, ids: Ints, logps: Floats) -> Rollout:
     """``rollout`` with ``ids`` instead of its tokens from ``start`` to ``stop``."""
     kept_ids, kept_logps = rollout.completion_ids, rollout.gen_logp
     return Rollout(

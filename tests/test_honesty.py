@@ -123,7 +123,7 @@ def test_the_past_by_hand() -> None:
     """Completions with Â > 0 count from the next message on, and their improbable tokens among themselves."""
     past, row = Past(), ints(7, 8)
     assert past.probabilities([row]).tolist() == [[0, 0, 0], [0, 0, 0]]
-    past.raise_([row, ints(7, 9)], [floats(-1, -6), floats(-7, -0.1)])
+    past.add_raised([row, ints(7, 9)], [floats(-1, -6), floats(-7, -0.1)])
     written = (1 + 1 / 2) / 2  # once behind two starts, once behind one; and so for 8 behind 7
     raised = [(2 + 2 / 3) / 3, (1 + 1 / 3) / 3]  # 7 began both; 8 and 9 followed it once each
     improbable = [1 / 3, 1 / 3]  # of 8 and 7
@@ -242,7 +242,7 @@ def test_the_evidence_of_an_honest_group_is_at_most_1_in_expectation() -> None:
             detector, before = Detector(groups_of_run=1), Past()
             for ids in past:
                 detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), before, [scored(ids)]))
-                before.raise_([ints(*ids)], [floats(-9, -1, -9)])
+                before.add_raised([ints(*ids)], [floats(-9, -1, -9)])
             detector.log_r = [-1e9] * len(STAKES)
             for ids in itertools.product(VOCABULARY, repeat=4):
                 here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
@@ -288,7 +288,7 @@ def simulated(
             olds.append(logs[1][steps].astype(np.float32))
         known = group % 2 == 0
         nats, _ = detector.add(ratios_of(rows, np.zeros(4, np.int64), past, olds if known else [None] * 4))
-        past.raise_([row.completion_ids for row in rows[:2]], [row.gen_logp for row in rows[:2]])
+        past.add_raised([row.completion_ids for row in rows[:2]], [row.gen_logp for row in rows[:2]])
         evidence.append(float(nats[-1]))
     return evidence
 
@@ -655,7 +655,7 @@ def test_broken_characters_are_bet_on_by_nobody() -> None:
     past = Past()
     for _ in range(3):
         ratios = ratios_of([numbered], np.zeros(1, np.int64), past, [None])
-        past.raise_([numbered.completion_ids], [numbered.gen_logp])
+        past.add_raised([numbered.completion_ids], [numbered.gen_logp])
     assert (ratios.counts_NUC[0, :, :2] > 1).all(1).tolist() == [True, True, True, False]
     assert ratios.counts_NUC[0, 3].max() < 1e-290
 

@@ -44,7 +44,7 @@ class Past:
         by_each = [written.probabilities(completions), raised.known(completions), improbable.known(completions)]
         return np.stack(by_each, axis=1)
 
-    def raise_(self, completions: Sequence[Ints], gen_logp: Sequence[Floats]) -> None:
+    def add_raised(self, completions: Sequence[Ints], gen_logp: Sequence[Floats]) -> None:
         """Take in a message's completions with Â > 0."""
         if completions:
             self._counts["raised"].probabilities(completions)

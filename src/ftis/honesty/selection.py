@@ -130,7 +130,7 @@ class HonestyTest(Selection):
         ratios = ratios_of(sent, group_N, sender.past, known)
         # Rewards come with a whole message, so they tell about later messages only.
         raised = [one for one, up in zip(sent, judged.advantage_N[rows] > 0, strict=True) if up]
-        sender.past.raise_([one.completion_ids for one in raised], [one.gen_logp for one in raised])
+        sender.past.add_raised([one.completion_ids for one in raised], [one.gen_logp for one in raised])
         nats_N, gains_NU = sender.detector.add(ratios, self._log_choices(len(ratios.known_P)))
         lengths, over_N = [len(rollout) for rollout in sent], nats_N >= self.threshold
         accused_P = over_N[np.flatnonzero(np.diff(group_N, append=-1))]
