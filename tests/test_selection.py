@@ -167,6 +167,8 @@ def test_among_strangers_others_failures_are_dropped_and_own_ones_are_not() -> N
     assert chosen.reason_R == (None, "failure", "failure")
     own = replace(judged.batch, source_N=np.zeros(4, np.int64), own_N=np.ones(4, bool))
     assert select(replace(judged, batch=own), guarded).share_R.tolist() == [1, 1, 1]
+    (only,) = [one for one in guarded if one.name == "failure"]  # with a KL to the reference, Â = 0 has a row too
+    assert only.shares(replace(judged, rows=np.arange(4))).tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(

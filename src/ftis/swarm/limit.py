@@ -62,7 +62,7 @@ def successes_only(recipe: Recipe, own: str) -> Selection | None:
 
 def _successes(judged: Judged) -> Tensor:
     own_R = torch.from_numpy(judged.batch.own_N[judged.rows])
-    return (own_R | (judged.advantage_R > 0)).float()
+    return (own_R | (judged.advantage_R >= 0)).float()
 
 
 def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
