@@ -129,10 +129,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 args.max_steps = recipe.training.rounds * steps_per_round(args)
             if self._has_others or train_dataset is None:
                 task = task_of(train_dataset) if swarm.recipe is None else load_task(recipe.task)
-            if self._has_others or train_dataset is None:
                 processing_class = processing_class or tokenizer_of(model, args)
-            if train_dataset is None:
-                train_dataset = dataset_of(cast(Task, task), recipe.prompt, processing_class)
+                if train_dataset is None:
+                    train_dataset = dataset_of(task, recipe.prompt, processing_class)
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         if self._has_others:
             self._enter(cast(Recipe, recipe), cast(Task, task))
