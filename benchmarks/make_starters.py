@@ -163,8 +163,6 @@ def warm_up(starter: Starter) -> tuple[Policy, int, float]:
             right = _right_when_reasoned(policy, starter, checks)
             if right >= TARGET:
                 break
-    else:
-        step = MAX_STEPS
     return policy, step, right
 
 
