@@ -21,7 +21,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ftis.engines.lengths import BySwitch, switch_of
-from ftis.engines.models import callable_as_kept, tolerance
+from ftis.engines.models import UNABLE, callable_as_kept, tolerance
 from ftis.engines.rows import PaddedRows
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import Forward
@@ -238,7 +238,7 @@ def runs_lines(model: Any, device: torch.device) -> bool:
     try:
         with line_attention(model):
             found = run_line(model, lay_out([prompt, prompt], ends, device, windows)).float()
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):
+    except UNABLE:
         return False
     alone = []
     for end in ends:

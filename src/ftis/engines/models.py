@@ -53,6 +53,8 @@ SAMPLES = [
 """Texts on which tokenizers part ways: contractions, numbers, spaces, lines, accents, other scripts."""
 NO_CODE = {"trust_remote_code": False}
 """Refuse Python code in a model's directory. Without it transformers asks at the terminal."""
+UNABLE = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+"""Errors of models that cannot run something."""
 
 
 def load_model(source: str, config: PeerConfig) -> PreTrainedModel:

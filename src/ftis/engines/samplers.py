@@ -14,15 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from ftis.config import RecipeError, first_line
 from ftis.engines.agreement import Gaps, plain_forward, sees_padding, trial
 from ftis.engines.lengths import OneLength
+from ftis.engines.models import UNABLE
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw, Sampler
 from ftis.seams import SAMPLERS, look_up
-
-UNABLE = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
-"""Errors of models that cannot run something."""
 
 
 @dataclass(frozen=True)
