@@ -24,7 +24,7 @@ from transformers import DynamicCache
 
 from ftis.engines.lengths import named_lengths
 from ftis.engines.linear import Linear
-from ftis.engines.models import callable_as_kept, tolerance
+from ftis.engines.models import callable_as_kept, within_tolerance
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import positions_of
 
@@ -310,7 +310,7 @@ def _computes_the_same(model: Any) -> bool:
             found = decoder.step(ids[:, -1], torch.arange(len(place_N), device=device), keys, values, None)
     except (AttributeError, RuntimeError):
         return False
-    return bool((found - expected).abs().max() <= tolerance(model) * expected.abs().max())
+    return within_tolerance(model, found, expected)
 
 
 def _has_the_parts(layer: Any) -> bool:

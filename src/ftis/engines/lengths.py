@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis.engines.models import tolerance
+from ftis.engines.models import within_tolerance
 from ftis.engines.rows import PaddedRows
 from ftis.policy import Forward, ModelError, Policy, positions_of
 from ftis.rollouts import Ints, Rollout
@@ -74,10 +74,7 @@ def switch_of(model: Any, device: torch.device) -> int | None:
         """Whether the tokens within the first ``near`` places are predicted alike in a row of so many, or one more."""
         predicted(4, 5)  # dynamic scaling keeps what a longer row left, until a short one comes
         short, long = predicted(near, near + 1), predicted(near, length)
-        return same(short, long)
-
-    def same(short: Tensor, long: Tensor) -> bool:
-        return bool((short - long).abs().max() <= tolerance(model) * short.abs().max())
+        return within_tolerance(model, long, short)
 
     near = 4
     try:
@@ -94,7 +91,8 @@ def switch_of(model: Any, device: torch.device) -> int | None:
     if low <= CONFIRMED:
         row, forward = np.arange(low + 2, dtype=np.int32) % size, PaddedRows(model, device)
         ends = (forward([row[: low - 4]], [row[low - 4 : end]]) for end in (low + 1, low + 2))
-        if same(*(outputs[:5].float() for outputs in ends)):
+        short, long = (outputs[:5].float() for outputs in ends)
+        if within_tolerance(model, long, short):
             return None
     if not alike(low, most):
         raise ModelError(

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ftis.engines.lengths import BySwitch, switch_of
-from ftis.engines.models import UNABLE, callable_as_kept, tolerance
+from ftis.engines.models import UNABLE, callable_as_kept, within_tolerance
 from ftis.engines.rows import PaddedRows
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import Forward
@@ -247,4 +247,4 @@ def runs_lines(model: Any, device: torch.device) -> bool:
     expected = torch.cat(alone).float()
     if found.shape != expected.shape:
         return False
-    return bool((found - expected).abs().max() <= tolerance(model) * expected.abs().max())
+    return within_tolerance(model, found, expected)

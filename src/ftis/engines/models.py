@@ -20,6 +20,7 @@ import huggingface_hub
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
@@ -495,6 +496,11 @@ def tolerance(model: Any) -> float:
     """The largest difference from the model's own logits, relative to the largest of them, with which a fast way is
     taken: enough for rounding, too little for another computation."""
     return 5e-2 if is_coarse(model) else 1e-3
+
+
+def within_tolerance(model: Any, found: Tensor, expected: Tensor) -> bool:
+    """Whether logits are the model's own up to :func:`tolerance`."""
+    return bool((found - expected).abs().max() <= tolerance(model) * expected.abs().max())
 
 
 def is_coarse(model: Any) -> bool:
