@@ -106,9 +106,6 @@ def paired_difference(treatment: Values, baseline: Values) -> PairedDifference:
     n, mean = len(d), float(d.mean())
     if np.ptp(d) <= rounding:
         mean = 0.0 if abs(mean) <= rounding else mean
-        d = np.full(n, mean)
-
-    if not np.ptp(d):
         return PairedDifference(mean, math.nan, math.nan, 2 / 2**n if mean else 1.0, n)
     test = stats.ttest_1samp(d, 0.0)
     interval = test.confidence_interval(CONFIDENCE)
