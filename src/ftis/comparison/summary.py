@@ -28,20 +28,15 @@ def summarise(run: str | Path) -> dict[str, Any]:
 
 def summarise_run(run: Run) -> dict[str, Any]:
     """The same, of a run that was read."""
-    summary = summary_of(run)
-    write_json(run.directory / "summary.json", summary)
-    return summary
-
-
-def summary_of(run: Run) -> dict[str, Any]:
-    """The same, of a run that was read, written nowhere."""
-    arms: dict[str, Any] = {}
-    for arm in arms_of(run.recipe):
-        peers = {peer.name: run.peers[arm.name, peer.name] for peer in run.recipe.peers}
+    recipe, arms = run.recipe, dict[str, Any]()
+    for arm in arms_of(recipe):
+        peers = {peer.name: run.peers[arm.name, peer.name] for peer in recipe.peers}
         started = {name: _of_peer(peer, arm.recipe.training) for name, peer in peers.items() if peer.evaluations}
         if started:
             arms[arm.name] = started
-    return {"name": run.recipe.name, "seed": run.recipe.seed, "accuracy_is": accuracy_is(run.recipe), "arms": arms}
+    summary = {"name": recipe.name, "seed": recipe.seed, "accuracy_is": accuracy_is(recipe), "arms": arms}
+    write_json(run.directory / "summary.json", summary)
+    return summary
 
 
 PASS_AT_1 = "greedy pass@1"
