@@ -342,7 +342,9 @@ def test_a_peer_that_fell_or_stands_far_below_the_others_has_no_tick(tmp_path: P
         for name, values in rewards.items():
             for step, reward in enumerate(values):
                 change(run / "F-TIS" / name.replace("_", "-") / "metrics.jsonl", step, reward=reward)
-        return {of.name: of.level for of in glance(read_study(run).arm_of(0, "F-TIS")).peers}
+        study = read_study(run)
+        arm = next(arm for arm in study.arms if arm.name == "F-TIS")
+        return {of.name: of.level for of in glance(study.arm_of(0, arm)).peers}
 
     good = {name: [0.3, 0.9, 0.95, 0.9] for name in ("small", "large_a")}
     assert levels(**good, large_b=[0.3, 0.9, 0.9, 0.9]) == dict.fromkeys(scene.peers, "fine")

@@ -425,10 +425,10 @@ class Study:
     def peer(self, seed: int, arm: str, peer: str) -> PeerRun:
         return self.runs[seed].peers[arm, peer]
 
-    def arm_of(self, seed: int, name: str) -> ArmOfRun:
+    def arm_of(self, seed: int, arm: Arm) -> ArmOfRun:
         """One arm under one seed."""
-        arm = next(arm for arm in self.plan.arms if arm.name == name)
-        return ArmOfRun(self.runs[seed].directory, arm, {peer: self.peer(seed, name, peer) for peer in self.peer_names})
+        peers = {peer: self.peer(seed, arm.name, peer) for peer in self.peer_names}
+        return ArmOfRun(self.runs[seed].directory, arm, peers)
 
     @property
     def seeds_shown(self) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ def troubles(study: Study) -> list[str]:
     for seed in study.runs:
         of_seed = f"seed {seed} " if len(study.runs) > 1 else ""
         for arm in study.arms:
-            for peer in glance(study.arm_of(seed, arm.name)).peers:
+            for peer in glance(study.arm_of(seed, arm)).peers:
                 texts = (remark.text for remark in peer.remarks if remark.level == "trouble")
                 found += [f"{of_seed}{arm.name}/{peer.name}: {text}" for text in texts]
     return found

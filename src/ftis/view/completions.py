@@ -134,12 +134,12 @@ def completions(study: Study) -> Completions | None:
     """Samples of every arm, from the last rounds of the first seed that is shown; None if none were recorded."""
     seed = study.seeds_shown[0]
     shown, caps = [], set[float | None]()
-    for name in (arm.name for arm in study.arms):
-        arm = study.arm_of(seed, name)
+    for started in study.arms:
+        arm = study.arm_of(seed, started)
         cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective)
         caps.add(cap)
         read = [(peer, map(peer.rollouts, peer.recorded[::-1][:LOOK_BACK])) for peer in arm.peers.values()]
-        shown.append(_of_arm(name, read, cap, most_listed=0))
+        shown.append(_of_arm(started.name, read, cap, most_listed=0))
     return _section(seed, caps.pop() if len(caps) == 1 else None, shown)
 
 

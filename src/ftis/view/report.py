@@ -88,7 +88,7 @@ def _standing(study: Study, anchors: Sequence[str]) -> list[Section]:
     if study.plan.is_experiment:
         return [Section("jobs", "Arms and seeds", jobs(study, math.inf))]
     (seed,) = study.runs
-    arms = [study.arm_of(seed, arm.name) for arm in study.plan.arms]
+    arms = [study.arm_of(seed, arm) for arm in study.plan.arms]
     return [Section("standing", "Did it work?", [_snapshot(arm, anchors) for arm in arms if arm.started])]
 
 
