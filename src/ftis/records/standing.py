@@ -246,12 +246,15 @@ def standing(
     as_whole = whole and finished
     recent = rows if as_whole else rows[-WINDOW:]
     reward, change, over = _change(means)
+    best = max((mean for _, mean in means), default=None)
     each = [row.measures["step_time"] for row in rows[-WINDOW:] if "step_time" in row.measures]
     usual = fmean(each) if each else None
     others = [other for other in swarm if other != name]
-    lonely: Sequence[RoundRow] = [row for row in recent if row.measures.get("without_foreign")]
-    without_foreign = len(lonely)
-    if not as_whole:
+    lonely: Sequence[RoundRow]
+    if as_whole:
+        lonely = [row for row in rows if row.measures.get("without_foreign")]
+        without_foreign = len(lonely)
+    else:
         without_foreign = _last_without(rows, lambda row: not row.measures.get("without_foreign"))
         lonely = rows[-min(without_foreign, WINDOW) :] if without_foreign else []
     return Standing(
@@ -263,24 +266,23 @@ def standing(
         reward=reward,
         change=change,
         change_over=over,
-        best=max((mean for _, mean in means), default=None),
+        best=best,
         together=together,
         sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
-        trouble=_fall(rows) or _nothing_learned(rows) or _unlearned(evaluations, rows),
+        trouble=_fall(rows, best or 0.0) or _nothing_learned(rows) or _unlearned(evaluations, rows),
         solved=solved,
         without_foreign=without_foreign,
         alone=[source_of(other, lonely) for other in others if lonely],
-        seconds_left=None if finished else seconds_left([Left("", rounds - step, usual)]),
+        seconds_left=None if finished or usual is None else usual * (rounds - step),
         silent_for=None if finished else silent_for,
         usual=usual,
     )
 
 
-def _fall(rows: Sequence[RoundRow]) -> Trouble | None:
+def _fall(rows: Sequence[RoundRow], best: float) -> Trouble | None:
     """The fall of a reward from its best mean so far, by :data:`FALLS`."""
     rewards = [row.measures["reward"] for row in rows if "reward" in row.measures]
     steps = [row.step for row in rows if "reward" in row.measures]
-    best = max((mean for _, mean in reward_means(rows)), default=0.0)
     for least, high, fraction in FALLS[::-1]:
         last = next((i for i in reversed(range(len(rewards))) if rewards[i] > fraction * best), -1) + 1
         if best >= high and 0 < last <= len(rewards) - least:
