@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,6 @@ def graded_in(recipe: Recipe, task: Task, item: int, completion: str) -> tuple[b
     )
 
 
-def right_formats(recipe: Recipe, completions: Iterable[str]) -> list[bool] | None:
-    """Whether each completion has the format of the built-in reward; None under another reward."""
-    if recipe.reward.function != RewardConfig().function:
-        return None
-    prompt, extract = recipe.prompt, recipe.reward.extract
-    tags = (prompt.think_tag, prompt.answer_tag, extract)
-    return [extract_answer(prompt.prefill + text, *tags) is not None for text in completions]
-
-
 def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str, Any]) -> dict[str, float]:
     """``format_right`` and ``answer_right``: shares of own completions; empty under another reward.
 
@@ -52,10 +43,11 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
         rollouts: the round's, as the columns of :data:`ftis.records.writing.ROLLOUTS`.
     """
     rows = [row for row, source in enumerate(rollouts["source"]) if source == own]
-    formats = right_formats(recipe, (rollouts["completion"][row] for row in rows))
-    if not rows or formats is None:
+    prompt, reward, weight = recipe.prompt, recipe.reward, recipe.reward.format_weight
+    if not rows or reward.function != RewardConfig().function:
         return {}
-    reward, weight = recipe.reward, recipe.reward.format_weight
+    tags = (prompt.think_tag, prompt.answer_tag, reward.extract)
+    formats = [extract_answer(prompt.prefill + rollouts["completion"][row], *tags) is not None for row in rows]
 
     def score(row: int, well_formed: bool) -> float:
         if weight is not None and weight < 1:
