@@ -158,7 +158,7 @@ LETTERS = [st.characters(min_codepoint=low, max_codepoint=high, categories=["L"]
 WORD = st.sampled_from(LETTERS).flatmap(lambda letters: st.text(letters, min_size=2, max_size=9))
 FAMILIAR = st.sampled_from(["元", "個", "개", "Äpfel", "долларов", "dólares", "บาท", "dollars", "apples", "km"])
 WITHOUT = st.sampled_from(
-    ["fails", "dozen", "pairs", "nicht", "never", "не", "нет", "no", "not", "ей", "нет", "もっと", "nope"]
+    ["fails", "dozen", "pairs", "nicht", "never", "не", "нет", "no", "not", "ей", "もっと", "nope"]
 )
 
 

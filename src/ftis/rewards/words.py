@@ -29,7 +29,7 @@ POWERS = "|".join(_TABLES["powers"])
 """Words behind a number that multiply or divide it, or add a part to it."""
 _ASKED = re.compile(rf"(?i:(number\sof)|{'|'.join(_TABLES['asked'])})\s*")
 _SCALING = re.compile(rf"{'|'.join(_TABLES['scaling'])}|{POWERS}", re.IGNORECASE)
-_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_DIMENSIONS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _LENGTHS = ("mm", "cm", "m", "km", "inch", "foot", "yard", "mile")
 SYMBOLS = r"n[sm]|ms|k[NJWV]|MW"
 """Units of two letters. Outside braces they may be variables, as a unit of one letter may."""
@@ -101,7 +101,7 @@ def harmless(run: str) -> bool:
     if not words or _TOKEN.sub("", plain).strip() or words[-1].lower() in _JOINERS - {"in"}:
         return False
     units = any(map(_unit, words))
-    return all(_known(word) or word.lower() in _JOINERS or (units and word in _POWERS) for word in words)
+    return all(_known(word) or word.lower() in _JOINERS or (units and word in _DIMENSIONS) for word in words)
 
 
 def _names(words: str) -> bool:
@@ -148,7 +148,7 @@ def measure(text: str) -> Measure | None:
             powers[place] = int(token[1])
         elif token[2] in ("/", "per", "a", "an") and not place:
             place = 1
-        elif power := _POWERS.get(token[2].strip(".")):
+        elif power := _DIMENSIONS.get(token[2].strip(".")):
             powers[place] = power
         else:
             parts[place] = _unit(token[2]) or parts[place]
@@ -156,8 +156,10 @@ def measure(text: str) -> Measure | None:
     return Measure(name, powers[0], per or parts[1] * powers[1]) if name else None
 
 
-_DEGREE = r"(?:\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|[°º˚])"
-DEGREE = rf"{_DEGREE}|(?<=[0-9])\^(?:o(?![A-Za-z])|\{{o\}}))"
+DEGREE = (
+    r"(?:\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|[°º˚])"
+    r"|(?<=[0-9])\^(?:o(?![A-Za-z])|\{o\}))"
+)
 """Ways to write degrees behind a number."""
 _MARKS = {
     "celsius": re.compile(rf"{DEGREE}\s*(?:{TEXT})?\s*C(?:elsius)?\s*\}}?\s*$"),
@@ -177,10 +179,12 @@ def units_differ(given: str, expected: str) -> bool:
     dollars do for dollars per day. A length is no speed.
     """
     one, other = measure(given), measure(expected)
-    if one is None or other is None or "unit" in (one.name, other.name):
-        return one is not None and other is not None and one.power != other.power
-    scales = {"degree", "celsius", "fahrenheit"}
-    same = one.name == other.name or ({one.name, other.name} <= scales and "degree" in (one.name, other.name))
+    if one is None or other is None:
+        return False
+    names = {one.name, other.name}
+    if "unit" in names:
+        return one.power != other.power
+    same = len(names) == 1 or ("degree" in names and names <= {"degree", "celsius", "fahrenheit"})
     rates = one.per == other.per or ("" in (one.per, other.per) and one.name not in _LENGTHS)
     return not same or one.power != other.power or not rates
 
