@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise damaged(path, "no object")
     return document
+
+
+def timestamp() -> str:
+    """The time now in UTC, as records write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def checkpoint_path(peer: Path, step: int) -> Path:

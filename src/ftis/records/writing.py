@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 from ftis.config import FtisError
 from ftis.metric_keys import by_peer
 from ftis.records.events import Event, RoundEnded, Say, to_json
-from ftis.records.files import append_jsonl, read_jsonl, write_jsonl, write_whole
+from ftis.records.files import append_jsonl, read_jsonl, timestamp, write_jsonl, write_whole
 from ftis.records.lines import RecordsError
 from ftis.seams import TRACKERS, look_up
 
@@ -182,8 +181,7 @@ class EventLog:
             if isinstance(event, RoundEnded):
                 self._count(event.metrics)
             else:
-                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                append_jsonl(self.path, {"time": now, **to_json(event)})
+                append_jsonl(self.path, {"time": timestamp(), **to_json(event)})
             self._say(event)
 
     def _count(self, metrics: Mapping[str, Any]) -> None:

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import platform
 import shutil
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -29,7 +28,7 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError, arms_of
-from ftis.records.files import locked, saved_steps
+from ftis.records.files import locked, saved_steps, timestamp
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, write_run
 from ftis.records.reading import PeerRun
 from ftis.tasks.problems import excerpt
@@ -56,7 +55,7 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
     if any(peer.optim != "adamw" or peer.frozen_dtype == "nf4" for peer in peers):
         packages.append("bitsandbytes")
     return {
-        "started": _now(),
+        "started": timestamp(),
         "seed": recipe.seed,
         "commit": commit(),
         "starters": {model: starters.path_of(model).name for model in made},
@@ -234,11 +233,7 @@ def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
     """
     with locked(directory / ".lock", LOCK_SECONDS):
         known = read_provenance(directory)
-        write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": _now(), **entry}]})
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": timestamp(), **entry}]})
 
 
 def require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
