@@ -43,7 +43,7 @@ CAUSAL = (
     *("reward", "reward_std", "frac_reward_zero_std", "optimizer_steps", "format_right", "answer_right"),
     *("completions/mean_length", "completions/clipped_ratio", "learning_rate"),
 )
-"""The measures of a round that tell why it taught nothing."""
+"""The measures of a round by which a :class:`Trouble` is found."""
 
 REASONED = ("rejected/", "dropped/")
 """Prefixes of measures that count by reason."""
@@ -95,11 +95,9 @@ class Trouble:
         kind: ``fallen`` of a reward, ``unlearned`` of an accuracy, or a reason of :func:`why_nothing`.
         rounds: the number of last rounds in a row that have it.
         since: the first of them.
-        reward: the mean reward in them.
-        before: the best mean reward of three rounds before; 0 unless it has fallen.
-        learning_rate: the highest up to ``since``; 0 if no round recorded one.
-        length: the mean tokens of a completion.
-        formats: the share of own completions with the right format; None under a reward of the recipe's own.
+        reward, before: of ``fallen`` the mean reward in them, and the best one of three rounds before; of ``unlearned``
+            the last accuracy and the first; else 0.
+        learning_rate: the highest up to a fall; 0 if no round recorded one.
     """
 
     kind: str
@@ -108,8 +106,6 @@ class Trouble:
     reward: float = 0.0
     before: float = 0.0
     learning_rate: float = 0.0
-    length: float = 0.0
-    formats: float | None = None
 
 
 @dataclass(frozen=True)
@@ -313,15 +309,9 @@ def _nothing_learned(rows: Sequence[RoundRow]) -> Trouble | None:
     streak = [row.measures for row in rows if row.step > rows[-1].step - rounds]
     mean = {key: fmean(m[key] for m in streak) for key in CAUSAL if all(key in m for m in streak)}
     kind, since = why_nothing(mean) or why_nothing(streak[-1]), rows[-1].step - rounds + 1
-    return Trouble(
-        "easy" if kind == "constant" and since > 1 else kind,  # it told completions apart before
-        rounds,
-        since,
-        mean.get("reward", 0.0),
-        learning_rate=mean.get("learning_rate", 0.0),
-        length=mean.get("completions/mean_length", 0.0),
-        formats=mean.get("format_right"),
-    )
+    if kind == "constant" and since > 1:  # it told completions apart before
+        kind = "easy"
+    return Trouble(kind, rounds, since)
 
 
 def why_nothing(measures: Mapping[str, Any]) -> str:
