@@ -203,12 +203,11 @@ def preflight(
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
     """Predict whether a recipe would learn, and what a round costs."""
+    from ftis import library
     from ftis.check.estimate import totals
     from ftis.check.formatting import counted
-    from ftis.check.preflight import preflight as look
     from ftis.recipe.arms import arms_of
     from ftis.records.events import Stopped
-    from ftis.run.prepare import check
     from ftis.view import tables
     from ftis.view.progress import Display
 
@@ -223,8 +222,7 @@ def preflight(
     )
     try:
         with display.live(resumes=False):
-            checked = check(chosen)
-            soundings = look(checked, groups, display)
+            soundings = library.preflight(loaded, arm=arm, groups=groups, say=display)
     except Stopped:
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
@@ -300,22 +298,16 @@ def experiment(
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
-    from ftis.check.plan import plan
-    from ftis.recipe.arms import arms_of
-    from ftis.run.prepare import check
-    from ftis.run.runs import run
+    from ftis import library
     from ftis.view.progress import Display
 
-    directory, arms = run_directory(loaded), arms_of(loaded, only)
     display = Display(console)
     with display.live():
-        checked = check(arms)
-        display(Planned(tuple(plan(checked, arms_of(loaded)))))
-        finished = run(loaded, resume=resume, overwrite=overwrite, say=display, checked=checked)
-    if not finished:
-        console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {directory}")
+        found = library.train(loaded, only=only, resume=resume, overwrite=overwrite, say=display)
+    if not found.finished:
+        console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {found.directory}")
         raise typer.Exit(130)
-    conclude(directory)
+    conclude(found.directory)
 
 
 SET_ELSEWHERE = {

@@ -10,7 +10,6 @@ import typer
 
 from ftis.config import NetworkConfig
 from ftis.recipe.parsing import load, network_settings
-from ftis.records.events import Planned
 from ftis.terminal import NEWEST, Overrides, Overwrite, Resume, check_resume, conclude, console, go_back
 
 Endpoints = Annotated[
@@ -44,16 +43,10 @@ def join(
     overwrite: Overwrite = False,
 ) -> None:
     """Train one peer on this machine, with peers elsewhere."""
-    import signal
-    import threading
-
-    from ftis.check.plan import problems, rates
+    from ftis import library
     from ftis.records.reading import read_run
-    from ftis.run.join import choose_arm, own_part, peer_directory
-    from ftis.run.join import join as join_swarm
-    from ftis.run.prepare import check
+    from ftis.run.join import choose_arm, peer_directory
     from ftis.run.provenance import require_same_recipe
-    from ftis.run.workers import interrupts
     from ftis.view.progress import Display
 
     check_resume(resume, overwrite)
@@ -62,32 +55,19 @@ def join(
     overrides += [f"network.{name}={json.dumps(value)}" for name, value in settings_of(connect, listen, tls).items()]
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
     loaded = load(recipe, set_ or [], overrides)
-    directory = peer_directory(loaded, peer)
-    arm_name, swarm = choose_arm(loaded, peer, arm)
     if resume and resume != NEWEST:
+        directory = peer_directory(loaded, peer)
+        arm_name, swarm = choose_arm(loaded, peer, arm)
         threads = read_run(directory).recipe.threads  # joining settles them
         require_same_recipe(directory, swarm.model_copy(update={"threads": threads}))
         go_back(directory, resume, (arm_name,))
-    stop = threading.Event()
     display = Display(console)
-    with display.live(), interrupts(display, stop, (signal.SIGINT, signal.SIGTERM)):
-        own = own_part(arm_name, swarm, peer)
-        checked = check([own])
-        display(Planned((*problems(checked.tasks), *checked.remarks, *rates([own]))))
-        finished = join_swarm(
-            loaded,
-            peer,
-            arm=arm,
-            resume=resume is not None,
-            overwrite=overwrite,
-            say=display,
-            stop=stop,
-            checked=checked,
-        )
-    if not finished:
-        console.print(f"left the swarm; the same command with a bare --resume goes on from {directory}")
+    with display.live():
+        found = library.join(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, say=display)
+    if not found.finished:
+        console.print(f"left the swarm; the same command with a bare --resume goes on from {found.directory}")
         raise typer.Exit(130)
-    conclude(directory)
+    conclude(found.directory)
 
 
 def status(

@@ -145,7 +145,7 @@ def load(recipe: RecipeLike, overrides: Overrides = (), **keys: Any) -> Recipe:
         loaded = parse(document, f"recipe with {', '.join(changes)}")
         for arm in loaded.arms:  # an arm's mistakes surface before anything is trained
             with_arm(loaded, arm)
-    if '"given.' in loaded.model_dump_json():
+    if _names_given(loaded):
         if loaded.processes == "parallel":
             raise RecipeError(
                 'processes = "parallel": other processes have no function that is defined in a notebook or a script: '
@@ -153,6 +153,12 @@ def load(recipe: RecipeLike, overrides: Overrides = (), **keys: Any) -> Recipe:
             )
         loaded = loaded.model_copy(update={"processes": "inline"})
     return loaded
+
+
+def _names_given(recipe: Recipe) -> bool:
+    """Whether a recipe names objects that are in this process alone."""
+    text = recipe.model_dump_json()
+    return any(f'"{name}"' in text for name in GIVEN)
 
 
 def _sections(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,7 +308,7 @@ def preflight(
     loaded = load(recipe, overrides, **keys)
     with _shown(quiet, say, resumes=False) as shown:
         checked = check(arms_of(loaded, (arm,) if arm else ())[:1])
-        return sound_peers(checked, groups, shown, apart='"given.' not in loaded.model_dump_json())
+        return sound_peers(checked, groups, shown, apart=not _names_given(loaded))
 
 
 def evaluate(
