@@ -359,7 +359,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     Ctrl-C ends the program.
     """
     from ftis.check.estimate import fitting_jobs
-    from ftis.check.plan import about_reward, of_jobs, problems, rates
+    from ftis.check.plan import of_jobs, problems, rates, remarks
     from ftis.engines.machine import cores
     from ftis.recipe.arms import arms_of, experiment_directory
     from ftis.run import experiments
@@ -375,8 +375,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     display = Display(console)
     with display.live():
         checked = check(arms)
-        rewards = about_reward(arms[0].recipe, checked.tasks[0])
-        display(Planned((*problems(checked.tasks), *checked.remarks, *rewards, *rates(arms))))
+        display(Planned((*problems(checked.tasks), *remarks(checked), *rates(arms))))
         finished = experiments.run_experiment(recipe, wanted, at_a_time, display, checked=checked)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")

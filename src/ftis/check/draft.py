@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ftis.check.estimate import needed, totals
-from ftis.check.plan import about_reward, first_rate
+from ftis.check.plan import first_rate, remarks
 from ftis.config import RecipeError, TaskConfig, nearest
 from ftis.engines.devices import device_kind
 from ftis.engines.machine import nearest_existing
@@ -134,11 +134,7 @@ def begin(
         file.write_text(text, encoding="utf-8")
     try:
         checked = check(arms_of(load(directory / "recipe.toml")))
-        return list(texts), [
-            *checked.remarks,
-            *about_reward(checked.arms[0].recipe, checked.tasks[0]),
-            *totals(checked.arms),
-        ]
+        return list(texts), [*remarks(checked), *totals(checked.arms)]
     except BaseException:
         for file in texts:
             file.unlink()

@@ -48,12 +48,12 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     Args:
         every: all arms of the recipe. Another one may use settings that these do not.
     """
-    arms, tasks, of_prompts = checked
+    arms, tasks, _ = checked
     lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
     lines += [f"{arm.name}: {_swarms(arm)}{_exchanged(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
-    return [*lines, *without_effect(every), *of_prompts, *about_reward(arms[0].recipe, tasks[0]), *rates(arms)]
+    return [*lines, *without_effect(every), *remarks(checked), *rates(arms)]
 
 
 def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[str]:
@@ -85,6 +85,11 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
 def without_effect(arms: Sequence[Arm]) -> list[str]:
     """Lines on an adapter's settings without an adapter, and on numbers that are compared as text."""
     return _without_adapter(arms) + _compared_as_text(arms)
+
+
+def remarks(checked: Checked) -> list[str]:
+    """The remarks on the arms' prompts, and those of :func:`about_reward`."""
+    return [*checked.remarks, *about_reward(checked.arms[0].recipe, checked.tasks[0])]
 
 
 def about_reward(recipe: Recipe, task: Task) -> list[str]:

@@ -21,7 +21,7 @@ import torch
 from ftis.admission import Collected
 from ftis.check.advice import BELOW, Outcome, advice, easier_tasks, easy_formats
 from ftis.check.memory import checkpoint_bytes
-from ftis.check.plan import about_reward
+from ftis.check.plan import remarks
 from ftis.config import ArmConfig, Recipe, RewardConfig
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores, with_threads
@@ -106,8 +106,8 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None,
         FtisError: a peer's process failed.
     """
     (chosen,) = checked.arms
-    if lines := (*checked.remarks, *about_reward(chosen.recipe, checked.tasks[0])):
-        say(Planned(lines))
+    if lines := remarks(checked):
+        say(Planned(tuple(lines)))
     stop = stop or threading.Event()
     threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:
