@@ -23,7 +23,7 @@ import torch
 
 from ftis.admission import Collected
 from ftis.config import PeerConfig, Recipe
-from ftis.engines.machine import cores, return_freed_memory
+from ftis.engines.machine import cores, return_freed_memory, with_threads
 from ftis.engines.offload import Offload
 from ftis.member import Outgoing
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
@@ -198,31 +198,26 @@ def _by_swarm(jobs: Sequence[PeerJob]) -> list[list[PeerJob]]:
 
 def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
     """Train peers in this process, one at a time; swarms one after the other."""
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(jobs[0].threads)
     # Else the process keeps the memory of a large model's sampling and updates while the next one takes as much.
     large = any(parameters_of(job.recipe.peer(job.peer).model) >= SMALL for job in jobs)
     after_turn = return_freed_memory if large else lambda: None
-    try:
-        with interrupts(say, stop):
-            for members in _by_swarm(jobs):
-                if stop.is_set():
-                    return
-                offload, rounds = Offload(), dict[str, Rounds]()
-                peers = [job.recipe.peer(job.peer) for job in members]
-                leave, shared = offloads(members[0].recipe, peers), shared_bases(peers)
-                with ExitStack() as opened:
-                    for job, peer in zip(members, peers, strict=True):
-                        offload.clear()
-                        trainer = opened.enter_context(closing(open_peer(job)))
-                        if leave:
-                            offload.add(peer.name, trainer.peer.policy, keeps_base=frozen_base(peer) in shared)
-                        heard = _heard(placed(say, peer=peer.name), offload, peer.name)
-                        rounds[peer.name] = trainer.train(heard, stop.is_set)
-                        after_turn()  # it has drawn at load
-                    in_turns(rounds, offload.take_turn, after_turn)
-    finally:
-        torch.set_num_threads(threads_before)
+    with with_threads(jobs[0].threads), interrupts(say, stop):
+        for members in _by_swarm(jobs):
+            if stop.is_set():
+                return
+            offload, rounds = Offload(), dict[str, Rounds]()
+            peers = [job.recipe.peer(job.peer) for job in members]
+            leave, shared = offloads(members[0].recipe, peers), shared_bases(peers)
+            with ExitStack() as opened:
+                for job, peer in zip(members, peers, strict=True):
+                    offload.clear()
+                    trainer = opened.enter_context(closing(open_peer(job)))
+                    if leave:
+                        offload.add(peer.name, trainer.peer.policy, keeps_base=frozen_base(peer) in shared)
+                    heard = _heard(placed(say, peer=peer.name), offload, peer.name)
+                    rounds[peer.name] = trainer.train(heard, stop.is_set)
+                    after_turn()  # it has drawn at load
+                in_turns(rounds, offload.take_turn, after_turn)
 
 
 def _heard(say: Say, offload: Offload, peer: str) -> Say:
