@@ -78,7 +78,7 @@ def run(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    only: tuple[str, ...] | str = (),
+    only: tuple[str, ...] = (),
     peer: str = "",
     say: Say = unheard,
     stop: Stop | None = None,
@@ -101,7 +101,7 @@ def run(
     directory = run_directory(recipe)
     stop = stop or threading.Event()
     if checked is None:
-        arms = arms_of(recipe, (only,) if isinstance(only, str) else only)
+        arms = arms_of(recipe, only)
         checked = check([arm.part_of(peer) for arm in arms] if peer else arms, prompts=not peer)
     arms, tasks, _ = checked
     try:
