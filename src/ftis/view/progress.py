@@ -65,7 +65,7 @@ class Display:
         self._tasks: dict[str, TaskID] = {}
         self._rounds: dict[str, int] = {}
         self._notes: dict[str, dict[str, str]] = {}
-        self._first: dict[str, tuple[int, float]] = {}
+        self._loaded_at: dict[str, float] = {}
         self._tokens: dict[str, int] = {}
         self._rows: dict[str, list[RoundRow]] = {}
         self._evaluations: dict[str, list[EvaluationRow]] = {}
@@ -134,9 +134,9 @@ class Display:
         """A line on pre-flight's progress with a peer."""
         peer, now = event.place.peer, self._clock()
         if not event.groups:
-            self._first[peer] = (0, now)
+            self._loaded_at[peer] = now
             return f"{peer}: loaded"
-        left = (now - self._first.get(peer, (0, now))[1]) / event.groups * (event.most - event.groups)
+        left = (now - self._loaded_at.get(peer, now)) / event.groups * (event.most - event.groups)
         ending = f", about {in_time(left)} left" if left >= WORTH_WAITING else ""
         return f"{peer}: {event.groups / event.most:.0%} of its preflight done{ending}"
 
