@@ -269,7 +269,6 @@ def test_modules_beside_a_recipe_can_be_imported_unless_python_takes_another(
         (tmp_path / place).mkdir()
         write_recipe(tmp_path / place, {"a": {"model": "none"}}, reward={"function": "of_one_name.reward"})
         (tmp_path / place / "of_one_name.py").write_text(f"reward = len  # {place}\n", encoding="utf-8")
-    load(tmp_path / "first" / "recipe.toml", own_code=False)
     assert str(tmp_path / "first") not in sys.path
     for _ in range(2):
         load(tmp_path / "first" / "recipe.toml")

@@ -110,13 +110,13 @@ def test_a_ready_made_recipe_is_found_from_any_directory_unless_one_is_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pair = "recipes/tokenizers/small.toml"
-    assert load(pair, own_code=False) == load(ROOT / pair, own_code=False)
+    assert load(pair) == load(ROOT / pair)
     for elsewhere in ("demo_pair.toml", "recipes/none.toml", tmp_path / pair):
         with pytest.raises(RecipeError):
             load(elsewhere)
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "demo.toml").write_bytes((ROOT / "recipes" / "demo_pair.toml").read_bytes())
-    assert load("recipes/demo.toml", own_code=False).name == "demo_pair"
+    assert load("recipes/demo.toml").name == "demo_pair"
     assert ready_made(Path("recipes/demo.toml")) == ROOT / "recipes" / "demo.toml"  # the demo is always its own
 
 

@@ -30,16 +30,15 @@ OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "
 """Keys that no arm can set: arms are compared on the same problems, with as many threads."""
 
 
-def load(
-    path: str | Path, overrides: Iterable[str] = (), options: Iterable[str] = (), *, own_code: bool = True
-) -> Recipe:
+def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a TOML file (or the recipe.json of a run) and apply ``key=value`` overrides.
+
+    Modules beside the recipe can be imported from now on, since its dotted paths may name some. They stand behind all
+    installed ones.
 
     Args:
         path: the file. ``recipes/demo.toml`` and its like are those that come with ftis if there is no such file here.
         options: further overrides, applied first; errors in them are not attributed to ``--set``.
-        own_code: let modules beside the recipe be imported from now on, since its dotted paths may name some. They
-            stand behind all installed ones.
 
     Raises:
         RecipeError: no such file, not TOML, an unknown key, a wrong value; the message names the place.
@@ -48,13 +47,12 @@ def load(
     path = path if path.exists() else ready_made(path)
     document = _read(path)
     beside = path.parent.resolve()
-    if own_code and str(beside) not in sys.path:
+    if str(beside) not in sys.path:
         sys.path.append(str(beside))
     for override in (*options, *overrides):
         set_key(document, *split_override(override))
     recipe = parse(document, str(path), overrides)
-    if own_code:
-        _refuse_other_modules(recipe, beside)
+    _refuse_other_modules(recipe, beside)
     for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
         with_arm(recipe, arm)
     return recipe
