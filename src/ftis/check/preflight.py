@@ -109,19 +109,19 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None,
     if lines := remarks(checked):
         say(Planned(tuple(lines)))
     stop = stop or threading.Event()
-    threads = {"threads": threads_of(chosen.recipe, cores())}  # as many as where it trains
+    threads = threads_of(chosen.recipe, cores())  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:
         jobs = []
-        for swarm in (one.model_copy(update=threads) for one in chosen.swarms):
+        for swarm in (one.model_copy(update={"threads": threads}) for one in chosen.swarms):
             for peer in swarm.peers:
                 arguments = (swarm, peer.name, groups, Path(place) / peer.name)
                 jobs.append(Job(f"peer {peer.name!r}", sound_process, arguments))
-        if not apart:
-            with with_threads(threads["threads"]):
+        if apart:
+            run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
+        else:
+            with with_threads(threads):
                 for job in jobs:
                     job.function(*job.arguments, say, stop)
-        else:
-            run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
         if stop.is_set():
             raise Stopped
         found = [Path(place) / name / "sounding.json" for name in chosen.peers]
