@@ -85,7 +85,7 @@ def conclude(directory: Path) -> None:
     found, notes = summary.summarise_run(run), troubles(study)
     console.print(tables.closing_table(found))
     for note in notes:
-        console.print(f"note: {visible(note)}", markup=False)
+        console.print(f"note: {visible(note)}")
     compared = results.compare_study(study, notes)
     write_learning_curves(directory, compared)
     for line in [*headlines(compared), tables.whereabouts(directory, found)]:
