@@ -207,17 +207,17 @@ def _shows(recipe: Recipe) -> bool:
     return bool(recipe.prompt.examples) and recipe.prompt.chat_template == "never"
 
 
-def _easier(recipe: Recipe) -> tuple[str, str]:
-    """The ways to more right answers, and where they are shown."""
+def _easier(recipe: Recipe, or_else: str = "") -> str:
+    """The ways to more right answers, then ``or_else``, and where they are shown. Each easier task is loaded."""
     prompt = recipe.prompt
-    ways = [f"give easier problems ({', '.join(easier_tasks(recipe)) or 'in the data'})"]
-    if prompt.examples and prompt.chat_template == "never":
-        return ways[0], ""
+    easier = f"give easier problems ({', '.join(easier_tasks(recipe)) or 'in the data'})"
+    if _shows(recipe):
+        return f"{easier}{or_else}"
     shown = "show the worked ones" if prompt.examples else "show worked ones in prompt.examples"
     if prompt.chat_template != "never":
         comma = "" if prompt.examples else ","
         shown += f'{comma} in plain text (prompt.chat_template = "never", prompt.system_prompt = "")'
-    return f"{ways[0]}, {shown}", f", {BELOW}"
+    return f"{easier}, {shown}{or_else}, {BELOW}"
 
 
 def easier_tasks(recipe: Recipe) -> dict[str, Any]:
@@ -242,13 +242,12 @@ def easier_tasks(recipe: Recipe) -> dict[str, Any]:
 def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
     """Changes if few groups carry signal, or if it is that of the format alone."""
     n, formats, answers, reward = outcome.completions, outcome.formats, outcome.answers, recipe.reward
-    easier, below = _easier(recipe)
     more: Way = ("raise sampling.num_generations", {"sampling.num_generations": 2 * recipe.sampling.num_generations})
     low, weight = outcome.signal < ENOUGH, reward.format_weight
     if not low:
         of_format = answers == 0 and weight is not None and weight < 1 and not reward.partial_credit
         learned = "so what would be learned is the format alone"
-        return [f"0 of {n} answers are right, {learned}: {easier}{below}"] if of_format else []
+        return [f"0 of {n} answers are right, {learned}: {_easier(recipe)}"] if of_format else []
     if formats is not None and formats < n / 10:
         other: Way = ("say in prompt.system_prompt what it is", {"prompt.system_prompt": "Answer with a number."})
         if reward.extract == "tags":
@@ -269,11 +268,11 @@ def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
         return ["nearly all completions earn the reward already: give harder problems"]
     if answers is not None and answers < n / 10:
         raised = f", or {ways}" if answers and (ways := _ways(recipe, [more])) else ""
-        return [f"{answers} of {n} answers are right: {easier}{raised}{below}"]
+        return [f"{answers} of {n} answers are right: {_easier(recipe, raised)}"]
     if outcome.reward < 0.1:
         earned = sum(reward > 0 for group in outcome.rewards for reward in group)
         raised = f", or {ways}" if (ways := _ways(recipe, [more])) else ""
-        return [f"{earned} of {n} completions earn a reward: {easier}{raised}{below}"]
+        return [f"{earned} of {n} completions earn a reward: {_easier(recipe, raised)}"]
     budget = recipe.training.resample_budget
     filled: Way = ("raise training.resample_budget", {"training.resample_budget": budget + 1})
     if not outcome.reserve:
