@@ -73,7 +73,10 @@ def test_some_arms_are_compared_with_the_baselines_among_them() -> None:
         keep_arms(recipe, ("F-TIS-2",))
     with pytest.raises(RunError, match=r"'F-TIS' .* alone-part, F-TIS-2, F-TIS-4"):
         keep_arms(recipe, ("F-TIS", "alone-part"))
-    assert choose_arm(recipe, "a", "F-TIS-4")[0] == "F-TIS-4"  # of which one peer joins the network
+    name, swarm = choose_arm(recipe, "a", "F-TIS-4")  # of which one peer joins the network
+    assert (name, swarm.training.foreign_failures) == ("F-TIS-4", False)
+    trusting = parse(document(training__foreign_failures=True))
+    assert choose_arm(trusting, "a", "F-TIS-4")[1].training.foreign_failures is True
     for arm in ("alone-part", None):
         with pytest.raises(RecipeError, match="F-TIS-2, F-TIS-4; name one"):
             choose_arm(recipe, "a", arm)

@@ -23,7 +23,6 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = ROOT / "compose.yaml"
 KUBERNETES = ROOT / "examples" / "kubernetes.yaml"
 NAMES = [peer.name for peer in load(ROOT / "recipes" / "demo_three.toml").peers]
-Mounts = dict[str, str]
 
 
 def compose() -> dict[str, Any]:

@@ -23,7 +23,6 @@ MODELS = {
 HERE = (DATA / "gsm8k" / "train.jsonl").exists()
 REAL = (f"task.path={DATA / 'gsm8k'}", f"ood.0.path={DATA / 'math500'}", "ood.0.validation_size=4")
 PROBLEMS = (*(REAL if HERE else ("task.name=word_problems", "ood=[]")), "task.validation_size=4")
-BEHIND = {"Qwen3": "\n<think>\n\n</think>\n\n", "Llama": "<|end_header_id|>\n"}
 CARD = 22.0  # gigabytes of 24; the rest is the driver's and what the allocator cannot use
 
 

@@ -94,8 +94,7 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     assert {line.split()[0] for line in printed.splitlines()} >= {f"starter:{name}:" for name in SHIPPED}
     asked = ("eval", "starter:small", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
     assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty)
-    assert not (tmp_path / "home").exists()  # nothing is made: what was installed is what is read
-    assert not list(empty.iterdir())
+    assert not list(empty.iterdir())  # nothing is made: what was installed is what is read
 
 
 def test_the_demo_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

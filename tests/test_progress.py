@@ -100,6 +100,7 @@ def test_a_terminal_prints_what_the_page_says() -> None:
             assert set(printed[step - 1]) <= set(said)
             for text in printed[step - 1]:
                 levels.setdefault(said[text].about, []).append(step)
+        assert levels
         for steps in levels.values():
             assert [step - steps[0] + 1 for step in steps] in ([1, 16, 32], [1, 2, 16, 32], [1, 3, 16, 32], [1, 2, 16])
 

@@ -61,7 +61,6 @@ def of_d(*events: tuple[float, str]) -> Events:
 
 GONE, AHEAD, ALL = (5, "leaves"), (3, "offers the last round"), {"quorum": 3}
 ALONE, STOP = {"quorum": 3, "below_quorum": "alone"}, {"quorum": 3, "below_quorum": "stop"}
-MENDED = (3, "offers"), (4, "spoils"), (5, "delivers")
 SPOILED = (*there("b"), (1, "b", "offers"), (2, "b", "spoils"))
 
 CASES = {
