@@ -778,6 +778,27 @@ def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace:
     assert json.loads((other / "results.json").read_text())["seeds"] == [0, 1, 2]
 
 
+def test_a_job_killed_between_its_last_checkpoint_and_an_evaluation_is_not_finished(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = workplace / "recipe.toml"
+    arms = '[experiment]\nbaselines = ["alone"]\n[[arms]]\nname = "F-TIS"\n[[arms]]\nname = "alone"\ncollaborate = false\n'
+    recipe.write_text(recipe.read_text() + arms)
+    again = ("train", "recipe.toml", "--seeds", "1", "--jobs", "1", "--set", "training.rounds=1")
+    assert ftis(*again) == 0
+    run = workplace / "runs" / "tiny" / "tiny-seed0"
+    whole = records_of(run)
+    place = run / "alone" / "b"
+    lines = read_jsonl(place / "evaluations.jsonl")
+    assert [line["step"] for line in lines] == [0, 0, 1, 1]
+    (place / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines[:-1]))
+    (place / "evaluations" / f"{lines[-1]['split']}-1.jsonl").unlink()
+    capsys.readouterr()
+    assert ftis(*again) == 0
+    assert "3 jobs, 2 of them finished before" in capsys.readouterr().out
+    assert differences(records_of(run), whole) == []
+
+
 FOUR_PEERS = """
 [[peers]]
 name = "c"

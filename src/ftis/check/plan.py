@@ -58,7 +58,7 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
 
 def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[str]:
     """The lines before a comparison over seeds: its jobs by arm, their disk, and a guess of the time."""
-    done = sum(not job.rounds_left for job in found)
+    done = sum(job.finished for job in found)
     lines = [f"{counted(len(found), 'job')}, {done} of them finished before; {at_a_time} at a time, the longest first"]
     for arm in (config.name for config in arm_configs(recipe)):
         own = [job for job in found if job.part.name == arm]
@@ -67,7 +67,7 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
             f"{arm}: {counted(len(own), 'job')} of {counted(len(own[0].part.peers), 'peer')}; {budget(own[0].part)}; "
             f"guess {in_time(each)} a job"
         )
-    on_disk, unknown = disk_of([job.part.recipe for job in found if job.rounds_left])
+    on_disk, unknown = disk_of([job.part.recipe for job in found if not job.finished])
     without = f" (without {', '.join(unknown)}, not on this machine yet)" if unknown else ""
     lines.append(
         f"disk: {in_bytes(on_disk)} in all for checkpoints of jobs not yet finished{without}"

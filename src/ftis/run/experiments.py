@@ -23,7 +23,7 @@ from ftis.run.outlook import guess_seconds
 from ftis.run.prepare import Checked, check
 from ftis.run.processes import known_parameters
 from ftis.run.provenance import claim, provenance
-from ftis.run.runs import resume_step, run
+from ftis.run.runs import is_finished, resume_step, run
 from ftis.run.workers import Job, Stop, run_jobs
 
 
@@ -35,12 +35,14 @@ class SwarmJob:
         recipe: under this seed, with all arms.
         part: the swarm, as a part of its arm.
         rounds_left: rounds that its peers have not finished, all peers together.
+        finished: no round is left, and no evaluation.
         guess: seconds of one round of one peer, as guessed before any is measured.
     """
 
     recipe: Recipe
     part: Arm
     rounds_left: int
+    finished: bool
     guess: float
 
     @property
@@ -76,7 +78,7 @@ def run_experiment(
         claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)
     write_experiment(directory, recipe, sorted(every), provenance(recipe))
     all_jobs = jobs_of(recipe, seeds)
-    todo = [job for job in all_jobs if job.rounds_left]
+    todo = [job for job in all_jobs if not job.finished]
     left = {job.label: (job.part.name, job.rounds_left // len(job.part.peers)) for job in todo}
     say(JobsKnown(len(all_jobs), len(all_jobs) - len(todo), left, jobs))
     in_processes = [Job(job.label, run_swarm_process, (job.recipe, job.part.name, job.part.peers[0])) for job in todo]
@@ -98,16 +100,17 @@ def jobs_of(recipe: Recipe, seeds: Sequence[int]) -> list[SwarmJob]:
     found = []
     for seeded in _runs(recipe, seeds):
         for part in (part for arm in arms for part in arm.parts()):
-            step = resume_step(run_directory(seeded) / part.name, part.recipe)
-            left = (part.recipe.training.rounds - step) * len(part.peers)
-            found.append(SwarmJob(seeded, part, left, guess_seconds(part.recipe, parameters)))
+            place = run_directory(seeded) / part.name
+            left = (part.recipe.training.rounds - resume_step(place, part.recipe)) * len(part.peers)
+            seconds = guess_seconds(part.recipe, parameters)
+            found.append(SwarmJob(seeded, part, left, is_finished(place, part.recipe), seconds))
     return sorted(found, key=lambda job: -job.rounds_left * job.guess)
 
 
 def run_swarm_process(recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop) -> None:
     """Run the swarm that ``peer`` is in, in one arm of an experiment under one seed."""
     (whole,) = arms_of(recipe, (arm,))
-    label = SwarmJob(recipe, whole.part_of(peer), 0, 0.0).label
+    label = SwarmJob(recipe, whole.part_of(peer), 0, False, 0.0).label
     say_where = placed(say, job=label)
     try:
         finished = run(recipe, resume=True, only=(arm,), peer=peer, say=say_where, stop=stop)

@@ -69,8 +69,7 @@ class PeerJob:
 
     @property
     def finished(self) -> bool:
-        rounds = self.recipe.training.rounds
-        return rounds in saved_steps(self.directory) and is_evaluated(self.directory, self.recipe, rounds)
+        return _has_finished(self.directory, self.recipe)
 
 
 def run(
@@ -131,12 +130,8 @@ def run(
 
 def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
     rounds = arm.recipe.training.rounds
-    unfinished = [(swarm, resume_step(directory / arm.name, swarm)) for swarm in arm.swarms]
-    unfinished = [
-        (swarm, step)
-        for swarm, step in unfinished
-        if step < rounds or not all(is_evaluated(directory / arm.name / p.name, swarm, step) for p in swarm.peers)
-    ]
+    place = directory / arm.name
+    unfinished = [(swarm, resume_step(place, swarm)) for swarm in arm.swarms if not is_finished(place, swarm)]
     for swarm, step in unfinished:
         if not step:
             _check_nothing_is_lost(directory / arm.name, swarm)
@@ -172,9 +167,14 @@ def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
     return True
 
 
-def is_evaluated(directory: Path, recipe: Recipe, step: int) -> bool:
-    """Whether a peer, whose directory this is, was evaluated on all splits after ``step`` rounds."""
-    return len(PeerRun(directory).evaluated(step)) > len(recipe.ood)
+def is_finished(directory: Path, swarm: Recipe) -> bool:
+    """Whether each peer of a swarm, whose arm's directory this is, has its last round's checkpoint and evaluations."""
+    return all(_has_finished(directory / peer.name, swarm) for peer in swarm.peers)
+
+
+def _has_finished(directory: Path, recipe: Recipe) -> bool:
+    rounds = recipe.training.rounds
+    return rounds in saved_steps(directory) and len(PeerRun(directory).evaluated(rounds)) > len(recipe.ood)
 
 
 def open_peer(job: PeerJob) -> Trainer:
