@@ -782,7 +782,9 @@ def test_a_job_killed_between_its_last_checkpoint_and_an_evaluation_is_not_finis
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = workplace / "recipe.toml"
-    arms = '[experiment]\nbaselines = ["alone"]\n[[arms]]\nname = "F-TIS"\n[[arms]]\nname = "alone"\ncollaborate = false\n'
+    arms = (
+        '[experiment]\nbaselines = ["alone"]\n[[arms]]\nname = "F-TIS"\n[[arms]]\nname = "alone"\ncollaborate = false\n'
+    )
     recipe.write_text(recipe.read_text() + arms)
     again = ("train", "recipe.toml", "--seeds", "1", "--jobs", "1", "--set", "training.rounds=1")
     assert ftis(*again) == 0
