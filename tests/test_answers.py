@@ -114,12 +114,27 @@ def test_the_last_number() -> None:
 
 
 def test_the_last_number_keeps_what_scales_it() -> None:
-    scaled = "18bn ¦ 18mln ¦ 18 Mrd ¦ 18 mio. ¦ $18k ¦ 18M ¦ 18! ¦ 18 lakh ¦ 18 crore ¦ 18 hundredths ¦ 18 and a half"
+    scaled = "18bn ¦ 18mln ¦ 18 Mrd ¦ 18 mio. ¦ $18k ¦ 18M ¦ 18! ¦ 18 lakh ¦ 18 crore ¦ 18 dozen ¦ 18 and a half"
     same = "18 m ¦ 18m ¦ 18MW ¦ 18 miles ¦ 18 cents ¦ 18 != 17, so 18 ¦ 18 сотрудников ¦ 18 χιλιόμετρα ¦ 18 months"
     for texts, reward in ((scaled, 0.0), (same, 1.0)):
         for text in texts.split(" ¦ "):
             found = format_and_answer([""], [f"It is {text}"], [[]], answer=["18"], extract="last_number")
             assert found == [reward], text
+
+
+@pytest.mark.parametrize(
+    ("question", "reward"),
+    [("How many dozens of eggs?", 1), ("How many more dozen are there?", 1), ("How many eggs?", 0)],
+)
+def test_dozens_are_a_number_of_what_is_asked_for_in_dozens(question: str, reward: float) -> None:
+    assert format_and_answer([question], ["It is 18 dozen."], [[]], answer=["18"], extract="last_number") == [reward]
+
+
+def test_ile_asks_in_polish_and_joins_in_turkish() -> None:
+    for question, reward in (("Ola ma 3 zombi. Ile zombi ma?", 1), ("Zombi ile kuş kaç eder, kuş ile zombi?", 0)):
+        assert format_and_answer([question], ["18 zombi"], [[]], answer=["18"], extract="last_number") == [1]
+        found = format_and_answer([question], ["<think></think><answer>18 zombi</answer>"], [[]], answer=["18"])
+        assert found == [reward], question
 
 
 ASKED_AND_SCALED = """how many 18 million ¦ combien de 18 mille ¦ combien d'18 millions ¦ wie viele 18 Tausend

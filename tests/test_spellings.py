@@ -99,6 +99,25 @@ POINTS: list[Spelling] = [
     lambda ends: f"\\left\\{{\\begin{{array}}{{l}}x={ends[0]}\\\\y={ends[1]}\\end{{array}}\\right.",
     lambda ends: f"\\begin{{cases}}x={ends[0]}\\\\y={ends[1]}\\end{{cases}}",
 ]
+NAMED: list[Spelling] = [
+    lambda ends: f"({ends[0]},{ends[1]})",
+    lambda ends: f"a={ends[0]}, b={ends[1]}",
+    lambda ends: f"b={ends[1]}\\text{{ and }}a={ends[0]}",
+    lambda ends: f"a, b = {ends[0]}, {ends[1]}",
+    lambda ends: f"(b,a)=({ends[1]},{ends[0]})",
+]
+VECTORS: list[Spelling] = [
+    lambda ends: f"\\left({ends[0]},{ends[1]}\\right)",
+    lambda ends: f"\\langle {ends[0]}, {ends[1]}\\rangle",
+    lambda ends: f"\\begin{{pmatrix}}{ends[0]}\\\\{ends[1]}\\end{{pmatrix}}",
+    lambda ends: f"\\frac12\\begin{{bmatrix}}{2 * ends[0]}\\\\{2 * ends[1]}\\end{{bmatrix}}",
+]
+MONEY: list[Spelling] = [
+    lambda cents: f"{cents}\\text{{ cents}}",
+    lambda cents: f"{cents}¢",
+    lambda cents: f"\\${cents / 100:.2f}",
+    lambda cents: f"\\text{{{cents // 100}.{cents % 100:02} dollars}}",
+]
 SETS: list[Spelling] = [
     lambda ends: f"\\{{{ends[0]},{ends[1]}\\}}",
     lambda ends: f"{ends[1]}, {ends[0]}",
@@ -130,6 +149,9 @@ ANSWERS: list[tuple[list[Spelling], st.SearchStrategy[Any]]] = [
     (BALLS, ENDS.map(lambda ends: (ends[0] + 10, ends[1] + 10))),
     (OUTSIDE, ENDS.map(lambda ends: (ends[0] + 10, ends[1] + 10))),
     (POINTS, ENDS),
+    (NAMED, ENDS),
+    (VECTORS, ENDS),
+    (MONEY, st.integers(1, 9999)),
     (SETS, ENDS),
     (TIMES, st.integers(0, 1439)),
     (RATES, st.tuples(st.integers(2, 99), st.sampled_from(["km", "m", "cm"]), st.sampled_from(["h", "s"]))),
@@ -162,6 +184,58 @@ def test_a_sentence_of_any_language_has_a_last_number(n: int, written: Spelling,
     assert found is not None
     assert answers_equal(found, str(n), "number")
     assert not answers_equal(found, "71", "number") or n == 71
+
+
+LANGUAGES = """the answer is | dollars | not | thousand | a
+Die Antwort ist | Euro | nicht | Tausend | und
+La réponse est | euros | pas | mille | et
+La respuesta es | dólares | no | mil | y
+A resposta é | reais | não | mil | e
+La risposta è | euro | non | mila | e
+Het antwoord is | euro | niet | duizend | en
+Odpowiedź to | złotych | nie | tysięcy | i
+Svaret är | kronor | inte | tusen | och
+Ответ | рублей | не | тысяч | и
+Відповідь | гривень | не | тисяч | і
+Cevap | lira | değil | bin | ve
+Η απάντηση είναι | ευρώ | όχι | χιλιάδες | και
+Câu trả lời là | đồng | không | nghìn | và
+Jawabannya adalah | rupiah | bukan | ribu | dan
+Jibu ni | siku | si | elfu | na
+الجواب هو | دولار | ليس | ألف | و
+התשובה היא | שקלים | לא | אלף | ו
+उत्तर है | रुपये | नहीं | हज़ार | और
+คำตอบคือ | บาท | ไม่ | พัน | และ
+答案是 | 美元 | 不 | 千 | 和
+答えは | ドル | 違う | 千 | と
+답은 | 원 | 아니다 | 천 | 와"""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(73, 10**6), st.sampled_from(INTEGERS[:3]), st.sampled_from(LANGUAGES.splitlines()), st.data())
+def test_a_sentence_around_an_answer_changes_it_in_no_language(
+    n: int, written: Spelling, language: str, data: st.DataObject
+) -> None:
+    """A sentence says the same of any number. One that denies or multiplies the number says another answer."""
+    says, unit, denial, thousand, joined = language.split(" | ")
+    number, kind = written(n), data.draw(st.sampled_from(["number", "math"]))
+    around = data.draw(st.sampled_from([" #", ": #.", " — #", " **#**.", " $#$", f" # {unit}.", f": **# {unit}**"]))
+    right = says + around.replace("#", number)
+    assert answers_equal(right, str(n), kind), right  # type: ignore[arg-type]
+    found = extract_answer(f"71 {joined} {n - 71}. {right}", extract="last_number")
+    assert found is not None
+    assert answers_equal(found, str(n), "number"), right
+    assert extract_answer(f"71 {joined} {n - 71}. {says} \\boxed{{{number}}}", extract="boxed") == number
+    wrong = [
+        f"{says} {denial} {number}",
+        f"{denial} {number}",
+        f"{says} {number} {thousand} {unit}",
+        f"{says} {number} {joined} 71",
+    ]
+    for text in (*wrong, right.replace(number, written(n + 1))):
+        assert not answers_equal(text, str(n), kind), text  # type: ignore[arg-type]
+    scaled = extract_answer(wrong[2], extract="last_number")
+    assert scaled is None or not answers_equal(scaled, str(n), "number"), wrong[2]
 
 
 @given(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from ftis.rewards.grammar import FORMULA, RELATION, SIGNS, balanced, bare, rewrite, too_nested
+from ftis.rewards.grammar import FORMULA, FRACTION, LETTER, RELATION, SIGNS, balanced, bare, rewrite, too_nested
 from ftis.rewards.latex import holds
 from ftis.rewards.numbers import read_number
-from ftis.rewards.shapes import DIGITS, LETTER, Question, question
-from ftis.rewards.words import TEXT, WORDS, last_words, units_differ
+from ftis.rewards.shapes import DIGITS, Question, question
+from ftis.rewards.words import TEXT, WORDS, last_words, measure, units_differ
 
 
 def formulas_equal(given: str, expected: str) -> bool:
@@ -30,6 +30,8 @@ def formulas_equal(given: str, expected: str) -> bool:
     if (verdict := _same_words(given, expected)) is not None:
         return verdict
     one, other = _one_formula(given), _one_formula(expected) or expected
+    if one is not None and _by_cents(given, expected):
+        return True
     if one is None or units_differ(given, expected) or says_more(one, other):
         return False
     if last_words(other) and last_words(given) and not last_words(one):
@@ -56,6 +58,17 @@ _PERCENT = re.compile("%|per ?cent(?!s)")
 _SEVERAL = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[()\[\]])|\\boxed|(?<!\\)[\r\n]")
 
 
+def _by_cents(given: str, expected: str) -> bool:
+    """Whether one amount is in dollars, the other in cents, and both are the same money: ``\\$5.50`` is 550 cents."""
+    one, other = measure(given), measure(expected)
+    if one is None or other is None or {one.name, other.name} != {"cent", "dollar"} or one[1:] != other[1:]:
+        return False
+    left, right = read_number(given), read_number(expected)
+    if left is None or right is None:
+        return False
+    return left * 100 == right if one.name == "dollar" else left == right * 100
+
+
 def _one_formula(text: str) -> str | None:
     """One formula in the grammar's writing, or None if the text is not one formula.
 
@@ -77,13 +90,14 @@ _POINTS = re.compile(
 )
 _CLOCK = re.compile(r"(?:[a-z] ?= ?)?([0-9]{1,2})(?: ?: ?([0-5][0-9]))? ?(?:([ap])\.? ?m\.?)?")
 _DATE = re.compile(r"([0-9]{1,2})([/-])([0-9]{1,2})\2([0-9]{4})")
+_RATIO = re.compile(rf"[1-9][0-9]* ?[:/] ?[1-9][0-9]*|{FRACTION}")
 
 
 def _same_words(given: str, expected: str) -> bool | None:
     """Whether two texts, names of points, times or dates are the same; None if they are none of these.
 
     ``\\text{True}`` is ``true``, ``\\overline{AB}`` is ``AB`` and not ``BA``. A time is no ratio: ``4:30``,
-    not ``2:15``.
+    not ``2:15``. Only if the expected answer is a ratio, as ``\\frac12``, ``6:12`` is one.
     """
     one, other = (bare(_in_plain_words(text)) for text in (given, expected))
     worded = WORDS.search(expected) or _UNKNOWN_WORD.fullmatch(other)
@@ -97,7 +111,10 @@ def _same_words(given: str, expected: str) -> bool | None:
         return points[0][2] == points[1][2] and len(marks) < 2
     if dates := [tuple(map(int, found.group(1, 3, 4))) for text in (one, other) if (found := _DATE.fullmatch(text))]:
         return len(dates) == 2 and dates[0] == dates[1]
-    return _same_time(_CLOCK.fullmatch(one.lower()), _CLOCK.fullmatch(other.lower()))
+    times = [_CLOCK.fullmatch(text.lower()) for text in (one, other)]
+    if times[1] is None and _RATIO.fullmatch(one) and _RATIO.fullmatch(other):
+        return None
+    return _same_time(*times)
 
 
 def _same_time(given: re.Match[str] | None, expected: re.Match[str] | None) -> bool | None:

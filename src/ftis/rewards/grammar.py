@@ -21,7 +21,7 @@ from functools import partial
 from typing import NamedTuple
 from unicodedata import decimal, normalize
 
-from ftis.rewards.words import CURRENCIES, DEGREE, MONEY, SYMBOLS, TEXT, without_words
+from ftis.rewards.words import CURRENCIES, DEGREE, MONEY, SAYS, SYMBOLS, TEXT, without_words
 
 MOST_NESTED = 8
 """Brackets inside brackets. The grammar that reads LaTeX takes exponentially long for them: half a
@@ -109,6 +109,12 @@ def _statements(found: re.Match[str]) -> str:
     return ", ".join(" ".join(line.replace("&", "").split()) for line in found[1].split(r"\\") if line.strip())
 
 
+def _at_once(found: re.Match[str]) -> str:
+    """A point of several names and as many values, which may be a point already."""
+    names, values = (split(side, re.compile(",")) for side in (found[1], inside(found[2])[1]))
+    return f"({','.join(names)})=({','.join(values)})" if len(names) == len(values) else found[0]
+
+
 def _as_fraction(found: re.Match[str]) -> str:
     """A decimal that repeats digits for ever, in lowest terms or not."""
     whole, fixed, again = found[1], found[2], found[3] or found[4] or found[5]
@@ -127,10 +133,25 @@ def _base_in_digits(found: re.Match[str]) -> str:
 
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 FRACTION = r"\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))(?![.,]?[0-9])"
+LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:\s*_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9]))?'*"
 RELATION = re.compile(r"(?<![<>\\])=|\\(?:equiv|approx|in)(?![A-Za-z])")
 """The signs between the sides of an equation."""
-_SHARED = {"end": "(?![A-Za-z])", "gap": r"(?:\s|\\[,;:! ])", "text": TEXT, "money": MONEY, "codes": CURRENCIES}
-_SHARED |= {"scale": "|".join(_SCALES), "bases": _BASES, "degree": DEGREE, "symbols": SYMBOLS, "integer": INTEGER}
+_SHARED = {
+    "end": "(?![A-Za-z])",
+    "gap": r"(?:\s|\\[,;:! ])",
+    "text": TEXT,
+    "money": MONEY,
+    "codes": CURRENCIES,
+    "says": SAYS,
+}
+_SHARED |= {
+    "letter": LETTER,
+    "scale": "|".join(_SCALES),
+    "bases": _BASES,
+    "degree": DEGREE,
+    "symbols": SYMBOLS,
+    "integer": INTEGER,
+}
 
 _GROUPED = (
     _sub(r"12'000 or 12,\!000", "12000 or 12000", r"(?<=[0-9])(?:\{,\}|\\[,;:! ]|,\\!\s*|['’])(?=[0-9]{3}(?![0-9]))"),
@@ -154,7 +175,12 @@ _LATEX |= {"ℝ": r"\mathbb{R}", "、": ", ", "∛": "√[3]", "∜": "√[4]", 
 _LATEX |= {"º": "°", "˚": "°", "′": "'"} | dict(zip("−–⁄。٫٬٪∶", "--/..,%:", strict=True))
 
 SIGNS = (
-    _sub("−½π⁄2", r"-\frac{1}{2}\pi /2", f"[{''.join(_LATEX)}]", lambda found: _LATEX[found[0]]),
+    _sub(  # π in a Greek word is a letter
+        "−½π⁄2",
+        r"-\frac{1}{2}\pi /2",
+        f"(?!(?<=[Ͱ-Ͽ]{{2}})π|π[Ͱ-Ͽ]{{2}})[{''.join(_LATEX)}]",
+        lambda found: _LATEX[found[0]],
+    ),
     _sub("5\N{ZERO WIDTH SPACE}", "5", r"[\u200b-\u200f\u2060\ufeff]"),
     _sub(
         "³√2+2√[3](x)",
@@ -190,7 +216,7 @@ _TIDY = (
     _sub(
         "The answer is: 5",
         "5",
-        r"^(?:<text>\s*)?(?i:(?:the )?(?:final )?answer(?: is)?|答案是?|答えは?|정?답은?)<end>\s*[:=]?\s*\}?\s*",
+        r"^(?:<text>\s*)?(?i:<says>)<end>\s*[:=—]?\s*\}?\s*",
     ),
     _sub("#### 18", "18", r"^\s*#+\s*"),
     Rule("**$5$.**", "5", bare),
@@ -202,6 +228,7 @@ _TIDY = (
         r"\\end\{[a-z]+\}",
         _statements,
     ),
+    _sub("x, y = 1, 2", "(x,y)=(1,2)", r"^\s*(<letter>(?:\s*,\s*<letter>)+)\s*=\s*([^=]+?)\s*$", _at_once),
     _sub(
         r"\{t\in\mathbb{R}\mid t>2\}",
         "x>2",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from ftis.rewards.grammar import RELATION, inside, split
+from ftis.rewards.grammar import LETTER, RELATION, inside, split
 from ftis.rewards.words import TEXT
 
 Question = tuple[Any, ...]
@@ -21,7 +21,6 @@ default."""
 MOST_PAIRS = 400
 """Parts of one answer times those of the other."""
 
-LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:\s*_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9]))?'*"
 _AND = rf"\s+and\s+|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
 _OR = rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
 _CUT = re.compile(rf"(?:[,;]\s*)?(?:{_AND}|{_OR})|(?<!\\)[,;]")
@@ -66,10 +65,29 @@ def shape(text: str) -> Shape:
         names = left
     elif len({name.partition("_")[0] for name in names}) == 1:  # x_1 and x_2 are roots
         names = [name.partition("_")[0] for name in names]
-    if set(names) <= set("xyz"):  # coordinates
-        parts = [part for _, part in sorted(zip(names, parts, strict=True), key=lambda pair: pair[0])]
-        names.sort()
+    places = list(map(_place, names))
+    if len(set(places)) == len(names) > 1 and max(places)[0] - min(places)[0] < 4:  # coordinates
+        ordered = sorted(zip(places, names, parts, strict=True))
+        names, parts = [name for _, name, _ in ordered], [part for _, _, part in ordered]
     return Shape(_POINT if brackets == r"\langle\rangle" else brackets, names, parts)
+
+
+def _place(name: str) -> tuple[int, ...]:
+    """The place of a name's letter in the alphabet, then its numbers.
+
+    People ask for values in this order if the letters are near each other, as for (a,b), (x,y) and f(1), f(2). Any
+    others, as (m,b), stand in the order that they are written in.
+    """
+    return ord(name.lstrip("\\")[:1] or " "), *map(int, re.findall("-?[0-9]+", name))
+
+
+def _column(text: str) -> str:
+    """A point as the column of its coordinates; any other text as it is."""
+    brackets, content = inside(RELATION.split(text)[-1].strip())
+    parts = split(content, _CUT)
+    if brackets not in (_POINT, r"\langle\rangle") or len(parts) < 2:
+        return text
+    return r"\begin{pmatrix}" + r"\\".join(parts) + r"\end{pmatrix}"
 
 
 def question(given: str, expected: str, digits: int = DIGITS, part: bool = False) -> Question:
@@ -77,11 +95,13 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
 
     Lists and sets have no order. Points have one, and so have values of several names: ``x=1, y=2`` is ``(1,2)`` and
     ``1,2``, not ``2,1``. A list may stand for a point or a set, but no set for a point; ``part`` of an answer may not.
-    ``2:3:4`` is no division.
+    A point may be a column. ``2:3:4`` is no division.
     """
     given, expected = (_SPACE.sub("", text) for text in (given, expected))
     if given == expected:
         return ("all",)
+    if ("matrix" in given) != ("matrix" in expected):
+        given, expected = _column(given), _column(expected)
     if (sets := _reals(given, expected)) is not None:
         return "reals", *sets
     named = all(map(RELATION.search, (given, expected)))

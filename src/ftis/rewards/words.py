@@ -27,6 +27,8 @@ _KNOWN_ABROAD = re.compile(
 )
 POWERS = "|".join(_TABLES["powers"])
 """Words behind a number that multiply or divide it, or add a part to it."""
+SAYS = "|".join(_TABLES["says"])
+"""Words before an answer, as *the answer is*."""
 _ASKED = re.compile(rf"(?i:(number\sof)|{'|'.join(_TABLES['asked'])})\s*")
 _SCALING = re.compile(rf"{'|'.join(_TABLES['scaling'])}|{POWERS}", re.IGNORECASE)
 _DIMENSIONS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
@@ -190,7 +192,7 @@ def units_differ(given: str, expected: str) -> bool:
 
 
 def without_asked(answer: str, problem: str) -> str:
-    """``5`` for ``5 figurines`` if the last question of the problem is how many figurines.
+    """``5`` for ``5 figurines`` if the last question of the problem is how many figurines, or how many more.
 
     Without such a question the last ``number of`` counts. A word that scales or negates stays, as ``pairs`` of shoes
     do, unless the question begins with it: ``How many pairs of shoes?``
@@ -204,6 +206,7 @@ def without_asked(answer: str, problem: str) -> str:
         return answer
     words = _plain(found[0]).lower().rstrip(". ").split()
     phrase = _PHRASE_END.split(problem[asked.end() :].lower(), maxsplit=1)[0].split()
-    same = re.match(rf"{re.escape(' '.join(words))}(?![A-Za-z])", " ".join(phrase))
+    thing = " ".join(rf"{re.escape(word.removesuffix('s'))}s?" for word in words)
+    same = re.match(rf"(?:more )?{thing}(?![A-Za-z])", " ".join(phrase))
     here = same and not any(map(_SCALING.fullmatch, words[1:]))
     return answer[: found.start()] + answer[found.end() :] if here else answer
