@@ -87,9 +87,19 @@ def test_code_in_a_models_directory_is_refused_and_nobody_is_asked(
     code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model", "AutoTokenizer": ["code.Slow", None]}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-its-own", "auto_map": code}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Slow", "auto_map": code}))
-    for load in (load_config, load_tokenizer, lambda place: load_model(place, PeerConfig(name="a", model=place))):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    of_base = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(tmp_path)}
+    (adapter / "adapter_config.json").write_text(json.dumps(of_base))
+
+    def load_weights(place: str) -> object:
+        return load_model(place, PeerConfig(name="a", model=place))
+
+    here = str(tmp_path)
+    loads = ((load_config, here), (load_tokenizer, here), (load_weights, here), (load_weights, str(adapter)))
+    for load, place in loads:
         with pytest.raises((ModelError, ValueError)) as refused:
-            load(str(tmp_path))
+            load(place)
         assert "code" in str(refused.value)
     assert not mark.exists()
     assert "[y/N]" not in capsys.readouterr().out

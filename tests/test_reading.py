@@ -190,6 +190,14 @@ def test_rollouts_that_would_fill_the_memory_are_refused_by_their_counts(
         assert rollouts_path(peer, 3).stat().st_size < 5_000
         with pytest.raises(RecordsError, match=r"round-000003\.parquet would take .* bytes of memory"):
             read_rollouts(peer, 3)
+    pq.write_table(pa.table({"reward": pa.array(range(200_000), pa.float64())}), rollouts_path(peer, 3))
+    written = rollouts_path(peer, 3).read_bytes()
+    rollouts_path(peer, 3).write_bytes(written[:4] + bytes(len(written) - 1004) + written[-1000:])
+    with pytest.raises(RecordsError, match=r"would take .* bytes of memory"):  # by its footer, before any page is read
+        read_rollouts(peer, 3)
+    rollouts_path(peer, 3).write_bytes(written.replace(b"reward", b"\xa3eward"))
+    with pytest.raises(RecordsError, match="cannot be read"):
+        read_rollouts(peer, 3)
     for strange in ({"item": ["no number"]}, {"surprise": [1]}, {"question": [{"source": "a"}]}):
         pq.write_table(pa.table(strange), rollouts_path(peer, 3))
         with pytest.raises(RecordsError, match="holds no rollouts"):

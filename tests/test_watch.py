@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Mapping
+from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,8 @@ def test_only_who_has_the_token_or_asks_by_a_local_name_gets_an_answer(tmp_path:
     assert (status, len(own) >= 4) == (200, True)
     assert all(parse_qs(urlsplit(address).query)["token"] == ["s3cret"] for address in own)
     app = watch.application(run)
-    assert get(app, "/", host="rebound.example:8730")[0] == 400
+    status, headers, _ = get(app, "/", host="rebound.example:8730")
+    assert (status, "content-security-policy" in headers) == (400, True)
     assert {get(app, "/", host=host)[0] for host in ("127.0.0.1:8730", "localhost", "[::1]:8730")} == {200}
 
 
@@ -290,24 +292,38 @@ def test_what_cannot_be_watched_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         importlib.import_module("ftis.view.watch")
 
 
-def test_idle_connections_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_end_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are silent, in the middle of a first or of a second header, or hear the page's changes."""
     import uvicorn
 
-    monkeypatch.setattr(watch, "MOST_CONNECTIONS", 20)
-    monkeypatch.setattr(watch, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "MOST_CONNECTIONS", 40)
+    monkeypatch.setattr(watch, "HEADER_SECONDS", 0.5)
     config = uvicorn.Config(watch.application(run_of(tmp_path)), log_level="critical", http=watch.Connection)
     server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    whole, part = b"GET /page.css HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nHo"
+    stream = whole.replace(b"page.css", b"events")
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening, ExitStack() as opened:
         address = listening.getsockname()
         serving = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
         serving.start()
-        idle = [socket.create_connection(address, 10) for _ in range(60)]
-        idle[-1].sendall(b"GET / HTTP/1.1\r\nHo")  # a header that never ends
-        with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/page.css", timeout=20) as answer:
-            assert answer.status == 200
-        idle[-1].settimeout(20)
-        assert idle[-1].recv(1) == b""  # closed by the server
-        for connection in idle:
-            connection.close()
+
+        def answers() -> None:
+            with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/page.css", timeout=20) as answer:
+                assert answer.status == 200
+
+        def connect(sent: bytes) -> socket.socket:
+            connection = opened.enter_context(socket.create_connection(address, 20))
+            connection.sendall(sent)
+            return connection
+
+        for sent, many in ((b"", 300), (part, 60), (whole + part, 60), (stream, 60)):
+            for _ in range(many):
+                connect(sent)
+            answers()
+        assert len(server.server_state.connections) <= watch.MOST_CONNECTIONS + 1
+        last = connect(whole + part)
+        while last.recv(1 << 16):
+            pass  # until the server has closed it
+        opened.close()
         server.should_exit = True
         serving.join(20)

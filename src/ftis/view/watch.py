@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,7 +36,6 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
@@ -59,7 +59,7 @@ MOST_VIEWS = 64
 """The most pages that are kept in memory."""
 
 MOST_CONNECTIONS, HEADER_SECONDS = 200, 10.0
-"""The most connections that are open at a time, and the seconds that each has to send its first request."""
+"""The most connections that are open at a time, and the seconds within which each has to send a request."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -101,10 +101,13 @@ def application(watched: Path | Onlooker, token: str = "") -> Starlette:
         return views[address]
 
     def answered(answer: Callable[[Address], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that refuses requests without the token or with an unknown seed or arm."""
+        """An endpoint that refuses requests without the token, by a foreign name, or with an unknown seed or arm."""
 
         async def endpoint(request: Request) -> Response:
             query = request.query_params
+            # Against DNS rebinding: a foreign page could point its own name at this server.
+            if not token and re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]") not in LOCAL:
+                return _plain("This page is shown at this machine's own names.\n", 400)
             if token and not hmac.compare_digest(query.get("token", "").encode(), token.encode()):
                 return _plain("The address lacks the right token: take the one that ftis watch printed.\n", 403)
             address = Address() if directory is None else address_in(directory, query.get("seed"), query.get("arm"))
@@ -127,16 +130,13 @@ def application(watched: Path | Onlooker, token: str = "") -> Starlette:
         return Response(asset("watch.js"), media_type="text/javascript", headers=HEADERS)
 
     paths = {"/": page, "/events": events, "/page.css": css, "/watch.js": script}
-    app = Starlette(
+    return Starlette(
         routes=[Route(path, answered(answer)) for path, answer in paths.items()],
         exception_handlers={
             404: lambda request, error: _plain("There is nothing here.\n", 404),
             405: lambda request, error: _plain("This page can only be read.\n", 405),
         },
     )
-    if not token:  # against DNS rebinding: a foreign page could point its own name at this server
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL, "[::1]"], www_redirect=False)
-    return app
 
 
 def address_in(directory: Directory, seed: str | None, arm: str | None) -> Address | None:
@@ -176,22 +176,34 @@ def _difference(before: Shown, now: Shown) -> dict[str, Any]:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed unless a request comes soon.
+    """A connection that is closed unless a request comes soon, the first one or the next.
 
-    Beyond :data:`MOST_CONNECTIONS`, a connection without a request is closed to make room for a new one.
+    Beyond :data:`MOST_CONNECTIONS`, the oldest one without a request makes room for a new one, else the oldest of all.
+    A browser comes back within a second.
     """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            others = (other for other in self.connections if isinstance(other, Connection) and other is not self)
-            next((other for other in others if getattr(other, "cycle", None) is None), self).transport.close()
-        self.loop.call_later(HEADER_SECONDS, self.close_idle)
+        self.since = self.loop.time()
+        there = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
+        if len(there) > MOST_CONNECTIONS:
+            # Whoever does not read what was sent would keep close() waiting.
+            min(there, key=lambda one: (one is self, one.is_answering, one.since)).transport.abort()
+        self.loop.call_later(HEADER_SECONDS, self.close_idle, None)
 
-    def close_idle(self) -> None:
-        """Close the connection if no request has come."""
-        if getattr(self, "cycle", None) is None:
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has come that is not answered to its end."""
+        cycle = getattr(self, "cycle", None)
+        return cycle is not None and not cycle.response_complete
+
+    def close_idle(self, before: object) -> None:
+        """Close the connection if no request has come since the last one, ``before``."""
+        cycle = getattr(self, "cycle", None)
+        if cycle is before and not self.is_answering:
             self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(HEADER_SECONDS, self.close_idle, cycle)
 
 
 def serve(watched: Path | Onlooker, host: str, port: int, say: Callable[[str], None]) -> None:
