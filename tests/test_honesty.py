@@ -33,6 +33,7 @@ from ftis.honesty.evidence import (
     rounding,
     share_of,
 )
+from ftis.honesty.frequent import SHARES, Frequent
 from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_passages
 from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
@@ -120,14 +121,13 @@ def test_ids_that_keys_cannot_tell_apart_are_refused() -> None:
 
 
 def test_the_past_by_hand() -> None:
-    """Completions with Â > 0 count from the next message on, and their improbable tokens among themselves."""
+    """Completions with Â > 0 count from the next message on."""
     past, row = Past(), ints(7, 8)
-    assert past.probabilities([row]).tolist() == [[0, 0, 0], [0, 0, 0]]
-    past.add_raised([row, ints(7, 9)], [floats(-1, -6), floats(-7, -0.1)])
+    assert past.probabilities([row]).tolist() == [[0, 0], [0, 0]]
+    past.add_raised([row, ints(7, 9)])
     written = (1 + 1 / 2) / 2  # once behind two starts, once behind one; and so for 8 behind 7
     raised = [(2 + 2 / 3) / 3, (1 + 1 / 3) / 3]  # 7 began both; 8 and 9 followed it once each
-    improbable = [1 / 3, 1 / 3]  # of 8 and 7
-    expected = np.array([[written, raised[0], improbable[0]], [written, raised[1], improbable[1]]])
+    expected = np.array([[written, raised[0]], [written, raised[1]]])
     assert past.probabilities([row]) == pytest.approx(expected)
     again = Past()
     again.restore(json.loads(json.dumps(past.state())))
@@ -146,7 +146,7 @@ def test_contexts_go_on_from_their_state() -> None:
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
-def of_one_group(counts_NU: Floats64, old_NU: Floats64 | None = None, ways: int = 3) -> Ratios:
+def of_one_group(counts_NU: Floats64, old_NU: Floats64 | None = None, ways: int = 2) -> Ratios:
     """Ratios of completions for which the first of the ways to count says ``counts_NU``, and the others 0."""
     counts_NUC = np.stack([counts_NU, *[np.zeros_like(counts_NU)] * (ways - 1)], axis=2)
     old = np.zeros_like(counts_NU) if old_NU is None else old_NU
@@ -155,27 +155,27 @@ def of_one_group(counts_NU: Floats64, old_NU: Floats64 | None = None, ways: int 
 
 
 def test_a_mixture_by_hand() -> None:
-    equal = [1 / 4, 1 / 4, 1 / 4, 1 / 4, 0]
-    gains, weights = mixtures(np.array([equal, [1 / 5] * 5]), of_one_group(np.array([[3.0]])), 0.02)
-    first = 0.99 + 0.01 * 3 / 3
-    assert np.exp(gains[0]).item() == pytest.approx((first + 3) / 4)
-    posterior = [first / (first + 3), 3 / (first + 3), 0, 0, 0]
+    equal = [1 / 3, 1 / 3, 1 / 3, 0]
+    gains, weights = mixtures(np.array([equal, [1 / 4] * 4]), of_one_group(np.array([[3.0]])), 0.02)
+    first = 0.99 + 0.01 * 3 / 2
+    assert np.exp(gains[0]).item() == pytest.approx((first + 3) / 3)
+    posterior = [first / (first + 3), 3 / (first + 3), 0, 0]
     assert weights[0, 0].tolist() == pytest.approx([0.98 * p + 0.02 * e for p, e in zip(posterior, equal, strict=True)])
-    assert np.exp(gains[1]).item() == pytest.approx((0.99 + 0.01 * (3 + 0) / 4 + 3) / 5)
+    assert np.exp(gains[1]).item() == pytest.approx((0.99 + 0.01 * (3 + 0) / 3 + 3) / 4)
 
 
 def test_a_mixture_is_the_sum_over_all_ways_to_switch() -> None:
     rng, share = np.random.default_rng(1), 0.02
-    counts, old = rng.exponential(1, (1, 4, 3)), rng.exponential(1, (1, 4))
-    start = np.array([[0.5, 0.5, 0, 0, 0], [0.2, 0.1, 0.1, 0.1, 0.5]])
+    counts, old = rng.exponential(1, (1, 4, 2)), rng.exponential(1, (1, 4))
+    start = np.array([[0.5, 0.5, 0, 0], [0.2, 0.1, 0.2, 0.5]])
     ratios = replace(of_one_group(old, old), counts_NUC=counts)
     gains, _ = mixtures(start, ratios, share)
-    ratio = np.concatenate([0.99 + 0.01 * (counts[0].sum(1) + old[0])[None] / 4, counts[0].T, old])
+    ratio = np.concatenate([0.99 + 0.01 * (counts[0].sum(1) + old[0])[None] / 3, counts[0].T, old])
     total = 0.0
-    for path in itertools.product(range(5), repeat=4):
+    for path in itertools.product(range(4), repeat=4):
         p = start[1, path[0]] * ratio[path[0], 0]
         for t in range(1, 4):
-            p *= ((1 - share) * (path[t] == path[t - 1]) + share / 5) * ratio[path[t], t]
+            p *= ((1 - share) * (path[t] == path[t - 1]) + share / 4) * ratio[path[t], t]
         total += p
     assert np.exp(gains[1].sum()) == pytest.approx(total)
 
@@ -189,7 +189,7 @@ def test_evidence_grows_by_its_ratio_at_each_stake_and_starts_anew_with_every_gr
     ratios = of_one_group(np.full((2, 1), 4.0))
     in_two = replace(ratios, group_N=np.array([0, 1]), known_P=np.array([False, False]))
     nats, gains = detector.add(in_two)
-    e = 0.9 * (0.99 + 0.01 * 4 / 3) + 0.04 * 4
+    e = 0.9 * (0.99 + 0.01 * 4 / 2) + 0.05 * 4
     by_stake = 1 - STAKES + STAKES * e / 2  # w = (0 + 1) / (0 + 2) throughout the message
     first = by_stake * 1 / 10
     second = by_stake * (first + 1 / 10)
@@ -208,7 +208,7 @@ def test_truthful_completions_cannot_pay_for_false_ones(truthful: list[float], p
     """However little evidence the others leave, one false completion leaves that of the best stake on it."""
     e_N = np.array(truthful)
     e_N = np.insert(e_N, min(place, len(e_N)), math.exp(nats))
-    detector = Detector(groups_of_run=1, share=0.0, weights=[[0, 1, 0, 0, 0], [0, 1, 0, 0, 0]])
+    detector = Detector(groups_of_run=1, share=0.0, weights=[[0, 1, 0, 0], [0, 1, 0, 0]])
     detector.add(of_one_group(e_N[:, None]))
     kept = np.log(STAKES[1:]) + nats + len(truthful) * np.log1p(-STAKES[1:])
     assert detector.nats >= kept.max() - math.log(2 * len(STAKES)) - 1e-9
@@ -242,7 +242,7 @@ def test_the_evidence_of_an_honest_group_is_at_most_1_in_expectation() -> None:
             detector, before = Detector(groups_of_run=1), Past()
             for ids in past:
                 detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), before, [scored(ids)]))
-                before.add_raised([ints(*ids)], [floats(-9, -1, -9)])
+                before.add_raised([ints(*ids)])
             detector.log_r = [-1e9] * len(STAKES)
             for ids in itertools.product(VOCABULARY, repeat=4):
                 here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
@@ -288,7 +288,7 @@ def simulated(
             olds.append(logs[1][steps].astype(np.float32))
         known = group % 2 == 0
         nats, _ = detector.add(ratios_of(rows, np.zeros(4, np.int64), past, olds if known else [None] * 4))
-        past.add_raised([row.completion_ids for row in rows[:2]], [row.gen_logp for row in rows[:2]])
+        past.add_raised([row.completion_ids for row in rows[:2]])
         evidence.append(float(nats[-1]))
     return evidence
 
@@ -356,6 +356,64 @@ def test_shorter_completions_add_nothing_behind_their_end() -> None:
     _, gains = whole.add(ratios_of(rows, np.zeros(2, np.int64), Past(), [floats(-0.1), None]))
     _, of_first = alone.add(ratios_of(rows[:1], np.zeros(1, np.int64), Past(), [floats(-0.1)]))
     assert gains[0].tolist() == pytest.approx([of_first[0, 0], 0, 0])
+
+
+# --- tokens that are written more often than reported ----------------------------------------------------------------
+
+
+def of_both(frequent: Frequent, rows: Sequence[Rollout]) -> Floats64:
+    return frequent.add(rows, np.zeros(len(rows), np.int64))
+
+
+def test_the_evidence_on_tokens_by_hand() -> None:
+    frequent = Frequent(groups_of_run=10)
+    assert of_both(frequent, [sent((0, 1))])[0] < -1e8, "no token is known yet"
+    frequent.know([ints(1, 1), ints(2)])
+    nats = frequent.add([sent((1, 0)), sent((1, 1))], np.array([0, 1]))
+    of_1 = 1 - SHARES + SHARES / 0.2 * math.exp(-TOLERANCE)
+    start, miss = 1 / (6 * 10 * 2), 1 - SHARES
+    first = [start * of_1 * miss, start * miss**2]
+    second = [(first[0] + start) * of_1**2, (first[1] + start) * miss**2]
+    assert np.exp(nats) == pytest.approx([10 * np.sum(first), 10 * np.sum(second)], rel=1e-6)
+    gains = frequent.gains([sent((0,)), sent((1, 2))])
+    assert np.exp(gains) == pytest.approx(np.array([[miss[0], 1], [of_1[0], miss[0]]]), rel=1e-6)
+    again = Frequent(10)
+    again.restore(json.loads(json.dumps(frequent.state())))
+    assert of_both(again, [sent((2,))]) == of_both(frequent, [sent((2,))]) > nats[1], "2 is known"
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), max_size=4))
+def test_the_evidence_on_tokens_is_at_most_1_in_expectation(past: list[list[int]]) -> None:
+    """Over all groups of two completions of two tokens, whichever tokens are known and whatever came before."""
+    before = Frequent(groups_of_run=1)
+    for earlier in past:
+        before.know([ints(*earlier)])
+        of_both(before, [sent(earlier)])
+    base, total = before.state(), 0.0
+    for ids in itertools.product(VOCABULARY, repeat=4):
+        here = Frequent(groups_of_run=1)
+        here.restore({**base, "log_r": [[-1e9] * len(SHARES) for _ in base["tokens"]]})
+        total += SENDS[list(ids)].prod() * math.exp(of_both(here, [sent(ids[:2]), sent(ids[2:])])[0])
+    assert total <= 1
+    assert total > 0.9 or not past
+
+
+def test_a_false_token_is_found_wherever_it_stands_in_long_completions() -> None:
+    """64 tokens drawn from 500, and one anywhere that is always written and called e^9 times less probable."""
+    rng, test = np.random.default_rng(0), HonestyTest(a_recipe())
+
+    def row(planted: bool) -> Rollout:
+        ids, logp = rng.integers(0, 500, 64).astype(np.int32), np.full(64, -math.log(500), np.float32)
+        if planted:
+            place = rng.integers(64)
+            ids[place], logp[place] = 500, -9
+        return Rollout(ids, logp)
+
+    for round in range(2):
+        said = {("bob", round): [row(True) for _ in range(12)], ("cay", round): [row(False) for _ in range(12)]}
+        kept(test, a_round(round, said))
+    assert test.quarantined == {"bob"}
+    assert (test.senders["bob"].found, test.senders["bob"].passages) == (1, [[500]])
 
 
 # --- what gave the evidence -------------------------------------------------------------------------------------------
@@ -655,8 +713,8 @@ def test_broken_characters_are_bet_on_by_nobody() -> None:
     past = Past()
     for _ in range(3):
         ratios = ratios_of([numbered], np.zeros(1, np.int64), past, [None])
-        past.add_raised([numbered.completion_ids], [numbered.gen_logp])
-    assert (ratios.counts_NUC[0, :, :2] > 1).all(1).tolist() == [True, True, True, False]
+        past.add_raised([numbered.completion_ids])
+    assert (ratios.counts_NUC[0] > 1).all(1).tolist() == [True, True, True, False]
     assert ratios.counts_NUC[0, 3].max() < 1e-290
 
 

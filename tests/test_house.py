@@ -37,7 +37,7 @@ CORE = [
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
-    "honesty": "contexts spellings evidence selection",
+    "honesty": "contexts spellings evidence frequent selection",
     "text": "token_bytes completions units messages selection",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftis.config import FtisError
-from ftis.rollouts import Floats, Ints
+from ftis.rollouts import Ints
 
 ID_BITS = 21
 """Bits of a token id in a key. Ids up to 2^21 − 2 are told apart; the last one stands before a completion's start."""
@@ -17,39 +17,31 @@ START = 2**ID_BITS - 1
 MOST_KEYS = 2**14
 """A generation ends when it holds this many pairs of a context and a token, and has at most twice as many."""
 
-IMPROBABLE = -5.0
-"""A token reported below this log-probability is improbable. A planted token that weighs anything is reported so."""
-
 Keys = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
 
 class Past:
-    """Three ways to predict a sender's next token from what it wrote before; each has at most 1 in all.
+    """Two ways to predict a sender's next token from what it wrote before; each has at most 1 in all.
 
     - ``written``: what followed the last two tokens, and the last one, in everything before;
-    - ``raised``: the same in earlier messages' completions with Â > 0;
-    - ``improbable``: how often each token was among the :data:`IMPROBABLE` ones of these completions.
+    - ``raised``: the same in earlier messages' completions with Â > 0.
 
-    A sender can spoil the first with any text. Only completions that a learner makes more probable enter the others.
+    A sender can spoil the first with any text. Only completions that a learner makes more probable enter the second.
     """
 
     def __init__(self) -> None:
-        self._counts = {"written": Contexts(), "raised": Contexts(), "improbable": Contexts(orders=(0,))}
+        self._counts = {"written": Contexts(), "raised": Contexts()}
 
     def probabilities(self, completions: Sequence[Ints]) -> Probabilities:
-        """q of each token of the completions, end to end, by each way: [T, 3]. ``written`` takes the tokens in."""
-        written, raised, improbable = self._counts.values()
-        by_each = [written.probabilities(completions), raised.known(completions), improbable.known(completions)]
-        return np.stack(by_each, axis=1)
+        """q of each token of the completions, end to end, by each way: [T, 2]. ``written`` takes the tokens in."""
+        written, raised = self._counts.values()
+        return np.stack([written.probabilities(completions), raised.known(completions)], axis=1)
 
-    def add_raised(self, completions: Sequence[Ints], gen_logp: Sequence[Floats]) -> None:
+    def add_raised(self, completions: Sequence[Ints]) -> None:
         """Take in a message's completions with Â > 0."""
-        if completions:
-            self._counts["raised"].probabilities(completions)
-            pairs = zip(completions, gen_logp, strict=True)
-            self._counts["improbable"].probabilities([ids[logp < IMPROBABLE] for ids, logp in pairs])
+        self._counts["raised"].probabilities(completions)
 
     def state(self) -> Mapping[str, Any]:
         """The counts as a JSON object."""
@@ -62,25 +54,22 @@ class Past:
 
 
 class Contexts:
-    """Counts of what followed the last tokens in what one sender wrote before.
+    """Counts of what followed the last two tokens, and the last one, in what one sender wrote before.
 
-    With N counts of the past and c the context of n tokens, for the orders n from the lowest up, ::
+    With N counts of the past, c the context of two tokens and b that of one, ::
 
-        q_n(a) = (N(c, a) + q_{n−1}(a)) / (N(c) + 1)
+        q(a) = (N(c, a) + q₁(a)) / (N(c) + 1)        q₁(a) = N(b, a) / (N(b) + 1)
 
-    and 0 below the lowest. Each is at most 1 when summed over all tokens a, and depends only on tokens before this
-    one. The rest up to 1 is given to no token. Contexts do not reach beyond a completion's start.
+    Each is at most 1 when summed over all tokens a, and depends only on tokens before this one. The rest up to 1 is
+    given to no token. Contexts do not reach beyond a completion's start.
 
     The counts are in two generations. When the younger is full it becomes the older, and the older is forgotten.
-
-    Args:
-        orders: the lengths n of the contexts, 0 to 2, the longest first.
     """
 
-    def __init__(self, most_keys: int = MOST_KEYS, orders: Sequence[int] = (2, 1)) -> None:
-        self.most_keys, self.orders = most_keys, orders
-        self._young: list[dict[int, int]] = [{} for _ in range(2 * len(orders))]
-        self._old: list[dict[int, int]] = [{} for _ in range(2 * len(orders))]
+    def __init__(self, most_keys: int = MOST_KEYS) -> None:
+        self.most_keys = most_keys
+        self._young: list[dict[int, int]] = [{}, {}, {}, {}]
+        self._old: list[dict[int, int]] = [{}, {}, {}, {}]
 
     def probabilities(self, completions: Sequence[Ints]) -> Probabilities:
         """q of each token of the completions, end to end, each given all before it. The counts take them in.
@@ -103,18 +92,12 @@ class Contexts:
 
     def known(self, completions: Sequence[Ints]) -> Probabilities:
         """q of each token of the completions, end to end, by what was counted before them. Nothing is counted."""
-        return self._combined([self._known(table, keys) for table, keys in enumerate(_keys(completions, self.orders))])
+        return _combined(*(self._known(table, keys) for table, keys in enumerate(_keys(completions))))
 
     def _of_part(self, completions: Sequence[Ints]) -> Probabilities:
         if max(map(len, self._young)) >= self.most_keys:
-            self._old, self._young = self._young, [{} for _ in self._young]
-        return self._combined([self._count(table, keys) for table, keys in enumerate(_keys(completions, self.orders))])
-
-    def _combined(self, counts: Sequence[Counts]) -> Probabilities:
-        q: Probabilities = np.zeros(counts[0].shape)
-        for pair, context in zip(counts[-2::-2], counts[::-2], strict=True):
-            q = (pair + q) / (context + 1)
-        return q
+            self._old, self._young = self._young, [{}, {}, {}, {}]
+        return _combined(*(self._count(table, keys) for table, keys in enumerate(_keys(completions))))
 
     def _known(self, table: int, keys: Keys) -> Counts:
         """How often each key was counted."""
@@ -151,8 +134,13 @@ class Contexts:
         )
 
 
-def _keys(completions: Sequence[Ints], orders: Sequence[int]) -> list[Keys]:
-    """Of each token and order: its context with it, and its context, as numbers."""
+def _combined(pair: Counts, context: Counts, pair_1: Counts, context_1: Counts) -> Probabilities:
+    q: Probabilities = (pair + pair_1 / (context_1 + 1)) / (context + 1)
+    return q
+
+
+def _keys(completions: Sequence[Ints]) -> Iterator[Keys]:
+    """Of each token: its context of two tokens with it and without, and that of one token, as numbers."""
     starts = np.full(2, START, dtype=np.int64)
     padded = np.concatenate([np.zeros(0, np.int64), *(part for ids in completions for part in (starts, ids))])
     inside = np.concatenate([np.zeros(0, bool), *(np.r_[False, False, np.ones(len(ids), bool)] for ids in completions)])
@@ -162,5 +150,6 @@ def _keys(completions: Sequence[Ints], orders: Sequence[int]) -> list[Keys]:
             f'token id {highest}: the honesty test tells ids below {START} apart: set honesty.action = "off"'
         )
     token, last, before = padded[place], padded[place - 1], padded[place - 2]
-    contexts = {0: np.zeros_like(token), 1: last, 2: before << ID_BITS | last}
-    return [key for order in orders for key in (contexts[order] << ID_BITS | token, contexts[order])]
+    for context in (before << ID_BITS | last, last):
+        yield context << ID_BITS | token
+        yield context

@@ -131,9 +131,9 @@ class Detector:
         return math.log(self.groups_of_run / len(STAKES))
 
 
-EQUAL: Floats64 = np.array([[1 / 4, 1 / 4, 1 / 4, 1 / 4, 0], [1 / 5, 1 / 5, 1 / 5, 1 / 5, 1 / 5]])
+EQUAL: Floats64 = np.array([[1 / 3, 1 / 3, 1 / 3, 0], [1 / 4, 1 / 4, 1 / 4, 1 / 4]])
 """Equal parts of the components, without π_old and with it."""
-TRUSTING: Floats64 = np.array([[0.9, 0.04, 0.03, 0.03, 0], [0.9, 0.03, 0.02, 0.02, 0.03]])
+TRUSTING: Floats64 = np.array([[0.9, 0.05, 0.05, 0], [0.9, 0.03, 0.03, 0.04]])
 """Their weights before the first message. A sender is taken for honest: each rollout of it costs the evidence log .9.
 Equal parts would cost a nat and hide the few false tokens of a first message."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ftis.config import Recipe
 from ftis.honesty.contexts import Past
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
+from ftis.honesty.frequent import Frequent
 from ftis.honesty.spellings import Spellings
 from ftis.rollouts import Decode, Floats, Rollout, Rows
 from ftis.selection import Judged, Selection
@@ -40,6 +41,7 @@ class Sender:
     """
 
     detector: Detector
+    frequent: Frequent
     past: Past = field(default_factory=Past)
     spellings: Spellings = field(default_factory=Spellings)
     newest: int = -1
@@ -47,6 +49,11 @@ class Sender:
     found: int | None = None
     found_after: int | None = None
     passages: list[list[int]] = field(default_factory=list)
+
+    @property
+    def nats(self) -> float:
+        """The evidence since the best start: half of the bet is on completions, and half on single tokens."""
+        return float(np.logaddexp(self.detector.nats, self.frequent.nats)) - math.log(2)
 
 
 @dataclass
@@ -87,7 +94,7 @@ class HonestyTest(Selection):
         """The entry of a peer, new if it was not heard before."""
         if name not in self.senders:
             share = share_of(self.recipe.sampling.max_completion_length)
-            self.senders[name] = Sender(Detector(self._groups_of_run, share))
+            self.senders[name] = Sender(Detector(self._groups_of_run, share), Frequent(self._groups_of_run))
         return self.senders[name]
 
     def accuse(self, name: str, found: int, found_after: int, passages: Sequence[Sequence[int]]) -> None:
@@ -124,20 +131,31 @@ class HonestyTest(Selection):
         _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
         if sender.spellings.used_up:
             sender.spellings, sender.past = Spellings(), Past()
+            sender.frequent = Frequent(self._groups_of_run)
         sent = sender.spellings.as_sent(rollouts)
         # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
         known = [None if rollout.sent else old for rollout, old in zip(rollouts, old_logp, strict=True)]
         ratios = ratios_of(sent, group_N, sender.past, known)
         # Rewards come with a whole message, so they tell about later messages only.
-        raised = [one for one, up in zip(sent, judged.advantage_N[rows] > 0, strict=True) if up]
-        sender.past.add_raised([one.completion_ids for one in raised], [one.gen_logp for one in raised])
-        nats_N, gains_NU = sender.detector.add(ratios, self._log_choices(len(ratios.known_P)))
-        lengths, over_N = [len(rollout) for rollout in sent], nats_N >= self.threshold
-        accused_P = over_N[np.flatnonzero(np.diff(group_N, append=-1))]
+        raised = [one.completion_ids for one, up in zip(sent, judged.advantage_N[rows] > 0, strict=True) if up]
+        sender.past.add_raised(raised)
+        log_choices = self._log_choices(len(ratios.known_P))
+        nats_N, gains_NU = sender.detector.add(ratios, log_choices)
+        ends_P, of_tokens_P = (
+            np.flatnonzero(np.diff(group_N, append=-1)),
+            sender.frequent.add(sent, group_N, log_choices),
+        )
+        by_tokens_P = of_tokens_P > nats_N[ends_P]
+        nats_N[ends_P] = np.logaddexp(nats_N[ends_P], of_tokens_P)
+        lengths, over_N = [len(rollout) for rollout in sent], nats_N - math.log(2) >= self.threshold
+        accused_P = over_N[ends_P]
         if accused_P.any() and sender.found is None:
-            first = int((over_N & (group_N == accused_P.argmax())).argmax())
+            group = accused_P.argmax()
+            first = int((over_N & (group_N == group)).argmax())
             sender.found, sender.found_after = round, sender.tokens + sum(lengths[: first + 1])
-            sender.passages = telling_passages(rollouts, gains_NU)
+            told_by = sender.frequent.gains(sent) if by_tokens_P[group] else gains_NU
+            sender.passages = telling_passages(rollouts, told_by)
+        sender.frequent.know(raised)
         sender.tokens += sum(lengths)
 
     def _log_choices(self, groups: int) -> float:
@@ -158,7 +176,7 @@ class HonestyTest(Selection):
         sender = self.senders[peer]
         measures: dict[str, Any] = {
             "honesty/quarantined": peer in self.quarantined,
-            "honesty/evidence": max(sender.detector.nats, 0.0),
+            "honesty/evidence": max(sender.nats, 0.0),
             "honesty/threshold": self.threshold,
             "honesty/tokens": sender.tokens,
         }
@@ -173,6 +191,7 @@ class HonestyTest(Selection):
             name: {
                 **vars(sender),
                 "detector": asdict(sender.detector),
+                "frequent": sender.frequent.state(),
                 "past": sender.past.state(),
                 "spellings": sender.spellings.state(),
             }
@@ -182,10 +201,11 @@ class HonestyTest(Selection):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.senders = {}
         for name, saved in state.items():
-            detector, past = Detector(**saved["detector"]), Past()
+            detector, frequent, past = Detector(**saved["detector"]), Frequent(self._groups_of_run), Past()
+            frequent.restore(saved["frequent"])
             past.restore(saved["past"])
-            read = {"detector": detector, "past": past, "spellings": Spellings(**saved["spellings"])}
-            self.senders[name] = Sender(**{**saved, **read})
+            read = {"detector": detector, "frequent": frequent, "past": past}
+            self.senders[name] = Sender(**{**saved, **read, "spellings": Spellings(**saved["spellings"])})
 
 
 def honesty_test(recipe: Recipe, own: str) -> HonestyTest | None:
