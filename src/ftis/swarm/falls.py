@@ -1,0 +1,134 @@
+"""A sequential test of whether a learner's reward fell: docs/method.md has the proof. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats64 = npt.NDArray[np.float64]
+
+STAKES = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 15 / 16])
+"""The bets on either side of a change: λ before it, f behind it."""
+LEVELS = np.linspace(0, 1, 101)
+"""Candidates for the mean reward before a change. The bound holds for all values between them."""
+LONGEST = 256
+"""The most rounds that a change may lie back."""
+LEAST_GROUPS, LEAST_ROUNDS = 32, 4
+"""The shortest window before a change has at least so many groups, and so many rounds."""
+
+
+def shortest_window(groups: int) -> int:
+    """Rounds of the shortest window before a change, if a round has ``groups`` groups."""
+    return max(LEAST_ROUNDS, math.ceil(LEAST_GROUPS / groups))
+
+
+class FallTest:
+    """Evidence that a round's expected reward lies more than ``margin`` below its mean over earlier rounds.
+
+    Let X be a group's mean reward, scaled to [0, 1] from the range of rewards seen before. For each first round c
+    behind a change, let A be the w rounds before it, and B those from it on::
+
+        e_cw = min_m  mean_λ exp(λ Σ_A (X − m) + (λ + log(1 − λ)) Σ_A (X − μ)²)
+                    · mean_f Π_B (1 − f + f (1 − X)/(1 − m + margin))
+
+    μ is the mean reward of the rounds before. The evidence is Σ_c mean_w e_cw.
+
+    Args:
+        margin: as a part of the range of rewards, above 0.
+        shortest: the shortest of three windows w, in rounds; each is three times as long as the one before.
+
+    Attributes:
+        low, high: the range of rewards.
+        rounds: since the test began anew, X of each round's groups.
+        nats: the log of the evidence; −∞ before there is any.
+        behind: the rounds behind the change with most evidence.
+    """
+
+    def __init__(self, margin: float, shortest: int) -> None:
+        self.margin, self.windows = margin, (shortest, 3 * shortest, 9 * shortest)
+        self.least, self.low, self.high = math.inf, -math.inf, -math.inf
+        self.rounds: list[list[float]] = []
+        self._bets: list[Floats64] = []  # of each round: log Π (1 − f + f (1 − X)/(1 − m + margin)), [f, m]
+        self.nats, self.behind = -math.inf, 0
+
+    def restart(self) -> None:
+        """Begin anew: the model is another one now. The range stays."""
+        self.rounds, self._bets = [], []
+        self.nats, self.behind = -math.inf, 0
+
+    def add(self, rewards: Sequence[Sequence[float]]) -> None:
+        """Take in a round: the rewards of each own group.
+
+        The test begins anew behind a round with a reward above the range, which then goes up to there. A reward below
+        the range counts as its lower end.
+        """
+        every = [reward for group in rewards for reward in group]
+        self.least = min(self.least, *every)
+        if max(every) > self.high or self.low == self.high:
+            self.low, self.high = self.least, max(self.high, *every)
+            self.restart()
+            return
+        scaled = [(sum(group) / len(group) - self.low) / (self.high - self.low) for group in rewards]
+        self._append([min(max(x, 0.0), 1.0) for x in scaled])
+        self._weigh()
+
+    def _append(self, means: list[float]) -> None:
+        stakes, below_m = STAKES[:, None, None], 1 - LEVELS + self.margin
+        self.rounds.append(means)
+        self._bets.append(np.log1p(stakes * ((1 - np.array(means)[:, None]) / below_m - 1)).sum(1))
+        longest = LONGEST + self.windows[-1] + self.windows[0]  # the last for μ
+        del self.rounds[:-longest], self._bets[:-longest]
+
+    def _weigh(self) -> None:
+        """Compute the evidence."""
+        first = max(self.windows[0], len(self.rounds) - LONGEST)
+        if first >= len(self.rounds):
+            return
+        after_cm = log_mean(np.cumsum(np.array(self._bets[first:])[::-1], axis=0)[::-1])
+        before_wcm = np.array([self._before(window, first) for window in self.windows])
+        # The left factor falls in m and the right one rises: between two levels the product is at least this.
+        of_wc = (before_wcm[:, :, 1:] + after_cm[:, :-1]).min(-1)
+        of_c = np.logaddexp.reduce(of_wc, axis=0) - math.log(len(self.windows))
+        self.nats, self.behind = float(np.logaddexp.reduce(of_c)), len(of_c) - int(of_c.argmax())
+
+    def _before(self, window: int, first: int) -> Floats64:
+        """The log of the factor before each change c ≥ ``first``, at each m: [c, m]. −∞ if the window is too long."""
+        size, total, spread = (np.cumsum([0.0, *values]) for values in zip(*self._sums(), strict=True))
+        changes = np.arange(first, len(self.rounds))
+        inside = changes >= window
+        starts, stops = np.where(inside, changes - window, 0), np.where(inside, changes, 0)
+        n_c, total_c, spread_c = (sums[stops] - sums[starts] for sums in (size, total, spread))
+        gain_cm = total_c[:, None] - n_c[:, None] * LEVELS
+        cost_f = STAKES + np.log1p(-STAKES)
+        found = log_mean(STAKES[:, None] * gain_cm[:, None] + cost_f[:, None] * spread_c[:, None, None])
+        return np.where(inside[:, None], found, -np.inf)
+
+    def _sums(self) -> list[tuple[int, float, float]]:
+        """Of each round: its groups, Σ X and Σ (X − μ)²."""
+        sums, guess = [], 0.5
+        for i, means in enumerate(self.rounds):
+            sums.append((len(means), sum(means), sum((x - guess) ** 2 for x in means)))
+            guess = float(np.mean(np.concatenate(self.rounds[max(0, i + 1 - self.windows[0]) : i + 1])))
+        return sums
+
+    def state(self) -> Mapping[str, Any]:
+        """A JSON object, with which another test goes on."""
+        return {name: getattr(self, name) for name in ("least", "low", "high", "rounds")}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        self.restart()
+        self.least, self.low, self.high = state["least"], state["low"], state["high"]
+        for means in state["rounds"]:
+            self._append(list(means))
+        self._weigh()
+
+
+def log_mean(logs: Floats64) -> Floats64:
+    """The log of the mean over the last axis but one."""
+    found: Floats64 = np.logaddexp.reduce(logs, axis=-2) - math.log(logs.shape[-2])
+    return found

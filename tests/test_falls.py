@@ -1,0 +1,145 @@
+"""The evidence for a fall of the reward: its formula, its bound, and its power."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis.swarm.falls import STAKES, FallTest, shortest_window
+
+UNIT = st.floats(0, 1)
+
+
+def scaled(margin: float, shortest: int) -> FallTest:
+    """A test that has seen rewards of 0 and 1."""
+    test = FallTest(margin, shortest)
+    test.add([[0.0, 1.0]])
+    return test
+
+
+def before(window: list[list[float]], guesses: list[float], m: float) -> float:
+    values = [(x, guess) for means, guess in zip(window, guesses, strict=True) for x in means]
+    gain, spread = sum(x - m for x, _ in values), sum((x - guess) ** 2 for x, guess in values)
+    return float(np.mean([math.exp(s * gain + (s + math.log(1 - s)) * spread) for s in STAKES]))
+
+
+def behind(rounds: list[list[float]], m: float, margin: float) -> float:
+    values = [x for means in rounds for x in means]
+    return float(np.mean([math.prod(1 - s + s * (1 - x) / (1 - m + margin) for x in values) for s in STAKES]))
+
+
+def test_one_round_before_and_one_behind_by_hand() -> None:
+    test = scaled(0.5, 1)
+    test.add([[1.0, 1.0]])
+    test.add([[0.0, 0.0]])
+    # The first window holds X = 1 with μ = 1/2, and the later ones are too long. The product of both factors is least
+    # between m = .85 and .86, and the grid takes the upper end before the fall and the lower one behind it.
+    products = [before([[1.0]], [0.5], (i + 1) / 100) * behind([[0.0]], i / 100, 0.5) for i in range(100)]
+    assert test.nats == pytest.approx(math.log(min(products) / 3))
+    assert test.behind == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(UNIT, min_size=2, max_size=2), min_size=2, max_size=12), st.floats(0.05, 0.5), UNIT)
+def test_the_evidence_is_at_most_the_formula_at_every_mean(rounds: list[list[float]], margin: float, m: float) -> None:
+    test = scaled(margin, 1)
+    for means in rounds:
+        test.add([[x] for x in means])
+    guesses = [0.5, *(float(np.mean(means)) for means in rounds)]
+    terms = [
+        before(rounds[c - w : c], guesses[c - w : c], m) * behind(rounds[c:], m, margin)
+        for c in range(1, len(rounds))
+        for w in test.windows
+        if w <= c
+    ]
+    assert test.nats <= math.log(sum(terms) / 3) + 1e-9
+
+
+@given(st.lists(st.tuples(UNIT, st.floats(0.01, 1)), min_size=1, max_size=5), UNIT, st.sampled_from(STAKES.tolist()))
+def test_a_factor_before_the_fall_is_at_most_one_in_expectation(
+    rewards: list[tuple[float, float]], guess: float, stake: float
+) -> None:
+    values, weights = np.array(rewards).T
+    weights /= weights.sum()
+    exponent = stake * (values - weights @ values) + (stake + math.log(1 - stake)) * (values - guess) ** 2
+    assert weights @ np.exp(exponent) <= 1 + 1e-9
+
+
+def rises(test: FallTest, rng: np.random.Generator, rounds: int, value: Callable[[list[float]], float]) -> float:
+    """The highest evidence over a run whose expected reward is ``value`` of the earlier rounds' means."""
+    means: list[float] = []
+    highest = -math.inf
+    for _ in range(rounds):
+        groups = rng.random((4, 3)) < value(means)
+        test.add(groups.astype(float).tolist())
+        means.append(float(groups.mean()))
+        highest = max(highest, test.nats)
+    return highest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fall", ["at once", "after luck"])
+def test_a_fall_of_the_margin_is_reported_with_a_probability_of_at_most_alpha(fall: str) -> None:
+    rounds, alpha, runs = 14, 0.3, 1000
+
+    def value(means: list[float]) -> float:
+        if fall == "at once":
+            return 0.9 if len(means) < 7 else 0.6
+        return 0.6 if means and max(means) > 0.95 else 0.9  # learning may depend on the rewards
+
+    found = [rises(scaled(0.3, 2), np.random.default_rng(run), rounds, value) for run in range(runs)]
+    alarms = sum(nats >= math.log(rounds / alpha) for nats in found)
+    assert alarms / runs <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / runs)
+    # Stronger: the evidence itself is bounded in expectation, and its highest value by the alarm's at every level.
+    for level in (0.02, 0.1):
+        assert sum(nats >= math.log(rounds / level) for nats in found) / runs <= level + 3 * math.sqrt(level / runs)
+
+
+def test_a_collapse_is_found_within_a_few_rounds_and_its_place_too() -> None:
+    for seed in range(5):
+        rng, test = np.random.default_rng(seed), scaled(0.1, shortest_window(12))
+        for round in range(40):
+            test.add((rng.random((12, 12)) < (0.9 if round < 30 else 0.3)).astype(float).tolist())
+            if test.nats >= math.log(40 / 0.01):
+                break
+        assert 30 <= round <= 32
+        assert abs(round + 1 - test.behind - 30) <= 1
+
+
+def test_a_restored_test_goes_on_alike() -> None:
+    rng, test = np.random.default_rng(0), scaled(0.1, 2)
+    again = FallTest(0.1, 2)
+    for _ in range(6):
+        test.add(rng.random((3, 2)).tolist())
+        again.restore(json.loads(json.dumps(test.state())))
+        assert (again.nats, again.behind) == (test.nats, test.behind)
+
+
+def test_rewards_of_any_scale_count_alike() -> None:
+    rng = np.random.default_rng(0)
+    rounds = rng.integers(0, 2, (8, 4, 3))
+    one, other = FallTest(0.1, 2), FallTest(0.1, 2)
+    for groups in [[[0, 1]], *rounds.tolist()]:
+        one.add(groups)
+        other.add([[3.0 * reward - 7 for reward in group] for group in groups])
+    assert other.nats == pytest.approx(one.nats)
+    other.add([[5.0]])  # above all earlier ones: the range is another one now
+    assert (other.high, other.rounds, other.nats) == (5.0, [], -math.inf)
+    other.add([[-100.0]])
+    assert other.rounds == [[0.0]]
+
+
+def test_a_test_without_two_rewards_waits() -> None:
+    test = FallTest(0.1, 1)
+    for _ in range(3):
+        test.add([[0.0, 0.0]])
+    assert not test.rounds
+    test.add([[0.0, 1.0]])
+    test.add([[0.0, 1.0]])
+    assert test.rounds == [[0.5]]
