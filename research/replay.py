@@ -37,7 +37,7 @@ from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed
 from ftis.records.files import read_jsonl, saved_steps, write_json
 from ftis.records.plan import PROVENANCE, read_plan, read_provenance
 from ftis.records.writing import Records, read_rollouts, rollouts_path
-from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, Sent, collate
+from ftis.rollouts import Batch, Group, Observed, Rollout, ScoredGroup, Sent, collate
 from ftis.run.assembly import assemble
 from ftis.run.provenance import provenance
 from ftis.run.training import Trainer
@@ -173,12 +173,20 @@ class Recording:
 
 def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) -> ScoredGroup:
     round, item, source = key
-    rollouts = tuple(Rollout(row["completion_ids"], row["gen_logp"], row["unit"], _sent(row["sent"])) for row in rows)
+    rollouts = tuple(
+        Rollout(row["completion_ids"], row["gen_logp"], row["unit"], _sent(row["sent"]), _observed(row.get("observed")))
+        for row in rows
+    )
     return ScoredGroup(
         Group(source, round, item, rollouts),
         completions=tuple(row["completion"] for row in rows),
         rewards=tuple(row["reward"] for row in rows),
     )
+
+
+def _observed(answers: Sequence[Mapping[str, Any]] | None) -> tuple[Observed, ...]:
+    """An environment's answers, as they were recorded."""
+    return tuple(Observed(answer["at"], np.asarray(answer["ids"], np.int32)) for answer in answers or ())
 
 
 def _sent(came: Mapping[str, Any] | None) -> Sent | None:

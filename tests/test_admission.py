@@ -135,7 +135,7 @@ def test_a_fault_of_a_group_rejects_the_group_and_leaves_the_others() -> None:
 
 
 def test_every_reason_has_a_row() -> None:
-    by_others = {"forged", "equivocation", "corrupt", "set_aside", "over_time", "unscored"}
+    by_others = {"forged", "equivocation", "corrupt", "set_aside", "over_time", "unscored", "unplayable"}
     assert {row[0] for row in (*MESSAGES, *GROUPS)} == set(Reason) - by_others
 
 

@@ -22,6 +22,7 @@ CORE = [
     "rollouts",
     "schedule",
     "prompts",
+    "episodes",
     "advantages",
     "objectives",
     "codec",
@@ -44,6 +45,7 @@ WINGS = {
     "rewards": "scoring helper words grammar numbers shapes latex formulas gym answers parts",
     "engines": "machine devices optimizers hub texts models reference offload windows rows lengths lines head "
     "microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
+    "environments": "contract play guess calculator",
     "recipe": "own_code parsing arms",
     "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
@@ -93,7 +95,7 @@ LIGHT = [
     "records.reading",
     "view.live",
 ]
-LARGEST_CORE = 3700
+LARGEST_CORE = 3850
 
 
 def modules() -> list[str]:

@@ -86,9 +86,9 @@ def forwarded(peer: Peer) -> list[int]:
     calls: list[int] = []
     logps = peer.policy.logps
 
-    def counting(prompt_ids: Any, completion_ids: Any, temperature: float) -> Any:
+    def counting(prompt_ids: Any, completion_ids: Any, temperature: float, drawn: Any = None) -> Any:
         calls.append(len(completion_ids))
-        return logps(prompt_ids, completion_ids, temperature)
+        return logps(prompt_ids, completion_ids, temperature, drawn)
 
     peer.policy.logps = counting  # type: ignore[method-assign]
     return calls

@@ -36,6 +36,7 @@ def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:
         "kept": [None if z else i % 4 == 0 for i, z in enumerate(null)],
         "kl_k1": [None if z else 0.1 * i for i, z in enumerate(null)],
         "completion_ids": [np.arange(length, dtype=np.int32) for length in lengths],
+        "observed": [[{"at": 1, "ids": [i, 7]}] if i % 3 == 1 else None for i in range(n)],
         "gen_logp": [-np.arange(length, dtype=np.float32) / 3 for length in lengths],
         "old_logp": [None if z else -np.arange(k, dtype=np.float32) / 7 for z, k in zip(null, lengths, strict=True)],
         "unit": [np.arange(length, dtype=np.int32) // 2 if i == 2 else None for i, length in enumerate(lengths)],
@@ -175,6 +176,8 @@ def test_rollouts_are_read_back_row_by_row(tmp_path: Path) -> None:
     for i, row in enumerate(rows):
         assert row.keys() == columns.keys()
         for name, value in row.items():
+            if name == "observed":
+                value = value and [{**answer, "ids": list(answer["ids"])} for answer in value]
             np.testing.assert_array_equal(value, columns[name][i])
     assert (rows[0]["completion_ids"].dtype, rows[0]["gen_logp"].dtype) == (np.int32, np.float32)
     assert rows[1]["old_logp"] is rows[1]["kept"] is None

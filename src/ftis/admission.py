@@ -22,6 +22,7 @@ import numpy as np
 
 from ftis.codec import LONGEST_NAME, CodecError, Header, Limits, decode, largest_message
 from ftis.config import FtisError
+from ftis.episodes import EpisodeError, Episodes, UnplayableError
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
@@ -79,6 +80,8 @@ class Reason(StrEnum):
     TOKEN_OUT_OF_RANGE = "token_out_of_range"
     TOKENS_AFTER_END = "tokens_after_end"
     """An end-of-sequence id before the last position, or tokens behind a stop string."""
+    UNPLAYABLE = "unplayable"
+    """A completion that no episode of the environment has: it goes on behind its end, or stops before."""
     BAD_LOGP = "bad_logp"
     """NaN, above 0 or below :data:`~ftis.rollouts.MIN_LOGP`."""
 
@@ -198,6 +201,7 @@ class Admitter:
         detokenize: ids of this peer's tokenizer -> text, without the part behind a stop string.
         spoken: ids of a message -> its text, cut likewise; None: messages hold this peer's ids.
         read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it has them.
+        episodes: of this peer's copy of the environment; None: there is none.
     """
 
     def __init__(
@@ -207,9 +211,11 @@ class Admitter:
         detokenize: Decode,
         spoken: Decode | None = None,
         read: Callable[[Group, str], Group] | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         self.terms, self.score, self.detokenize = terms, score, detokenize
         self._spoken, self._read = spoken or detokenize, read or (lambda group, tokenizer: group)
+        self.episodes = episodes
         self._limits = terms.limits
         self._end_ids = np.array(sorted(terms.end_ids), dtype=np.int64)
         self._admitted: dict[int, set[tuple[str, int]]] = {}  # round -> (peer, item)
@@ -265,7 +271,9 @@ class Admitter:
                 continue
             try:
                 admitted.append(self._scored(self._read(group, header.tokenizer), group, self._spoken))
-            except ScoringError as error:
+            except UnplayableError as error:
+                rejections.append(Rejection(sender, Reason.UNPLAYABLE, group.item, str(error)))
+            except (ScoringError, EpisodeError) as error:
                 rejections.append(Rejection(sender, Reason.UNSCORED, group.item, str(error)))
         if admitted:
             keys = {(sender, scored.group.item) for scored in admitted}
@@ -277,9 +285,13 @@ class Admitter:
         return self._scored(group, group, self.detokenize)
 
     def _scored(self, group: Group, came: Group, decode: Decode) -> ScoredGroup:
-        completions = tuple(decode(rollout.completion_ids.tolist()) for rollout in came.rollouts)
+        prompt, rewards = self.terms.prompts[group.item], tuple[float, ...]()
+        if self.episodes is None:
+            completions = tuple(decode(rollout.completion_ids.tolist()) for rollout in came.rollouts)
+        else:
+            group, completions, rewards = self.episodes.judge(prompt, group)
         ids = [rollout.completion_ids.tolist() for rollout in group.rollouts]
-        rewards = tuple(self.score(self.terms.prompts[group.item], completions, ids))
+        rewards = rewards or tuple(self.score(prompt, completions, ids))
         if len(rewards) != len(completions):
             raise ValueError(f"the scorer gave {len(rewards)} rewards for {len(completions)} completions")
         return ScoredGroup(group, completions, rewards)
@@ -342,7 +354,7 @@ class Admitter:
             at = int(wrong.argmax())
             return Reason.TOKEN_OUT_OF_RANGE, f"{place(at)}: id {int(ids[at])}, the vocabulary has {terms.vocab_size}"
 
-        ends = np.isin(ids, self._end_ids)
+        ends = np.isin(ids, self._end_ids if self.episodes is None else [])
         ends[stops - 1] = False
         if ends.any():
             at = int(ends.argmax())
@@ -354,7 +366,7 @@ class Admitter:
         return None
 
     def _stop_fault(self, group: Group) -> tuple[Reason, str] | None:
-        for row, rollout in enumerate(group.rollouts if self.terms.stop else ()):
+        for row, rollout in enumerate(group.rollouts if self.terms.stop and self.episodes is None else ()):
             last = 1 if rollout.unit is None else int((rollout.unit == rollout.unit[-1]).sum())
             if self._spoken(rollout.completion_ids[:-last].tolist()).endswith(self.terms.stop):
                 return Reason.TOKENS_AFTER_END, f"rollout {row}: a stop string is complete before its last token"

@@ -65,6 +65,9 @@ class TaskConfig(_Section):
     """Seeds the splits and subsets. It is not the run's seed, so runs under different seeds have the same splits."""
     options: dict[str, Any] = {}
     """Settings of procedural tasks: ``operators`` for ``clock``; any data set option for reasoning-gym."""
+    environment: str | None = None
+    """``guess``, ``calculator``, or the dotted path of a class: it answers a completion's turns. See
+    docs/environments.md."""
 
 
 class ExampleConfig(_Section):
@@ -136,6 +139,8 @@ class SamplingConfig(_Section):
     options: dict[str, Any] = {}
     batch_size: Annotated[int, Field(ge=0)] = 0
     """Completions sampled at a time, as memory allows; 0 is a whole round at once."""
+    max_turns: Positive = 8
+    """With an environment: the most turns of a completion, whose tokens ``max_completion_length`` bounds in all."""
 
 
 class TrainingConfig(_Section):

@@ -59,7 +59,8 @@ def old_logps(
     known: dict[int, Floats] = {}
 
     def score(some: Rows) -> None:
-        logps = policy.logps(batch.prompts(some), batch.completion_ids(some), decoding.temperature)
+        asked = (batch.prompts(some), batch.completion_ids(some), decoding.temperature, batch.drawn(some))
+        logps = policy.logps(*asked)
         known.update(zip(some.tolist(), logps, strict=True))
 
     def gap_of(some: Rows) -> Floats:
@@ -123,7 +124,8 @@ def learn(
     """
     kept, batch = judged.rows[chosen.kept_R], judged.batch
     if reference is not None:
-        found = reference(batch.prompts(kept), batch.completion_ids(kept), decoding.temperature)
+        asked = (batch.prompts(kept), batch.completion_ids(kept), decoding.temperature, batch.drawn(kept))
+        found = reference(*asked)
         judged = replace(judged, ref_logp=dict(zip(kept.tolist(), found, strict=True)))
     losses: list[float] = []
     grad_norms: list[float] = []
@@ -133,8 +135,8 @@ def learn(
         if not len(rows):
             continue
         loss = StepLoss(judged, chosen, objective, rows, step_size(batch, minibatch, decoding))
-        prompts = batch.prompts(rows)
-        grad_norms.append(policy.step(prompts, batch.completion_ids(rows), decoding.temperature, loss))
+        prompts, completions = batch.prompts(rows), batch.completion_ids(rows)
+        grad_norms.append(policy.step(prompts, completions, decoding.temperature, loss, batch.drawn(rows)))
         losses.append(loss.value)
         seen += loss.seen
         if judged.own_old == OwnOld.IN_STEP:

@@ -113,6 +113,9 @@ def own_metrics(
     }
     if update.diagnostics is not None and len(update.diagnostics.ref_kl):
         metrics["kl"] = float(update.diagnostics.ref_kl.mean())
+    if any(rollout.observed for rollout in batch.rollouts):
+        metrics["completions/mean_turns"] = float(np.mean([len(rollout.observed) + 1 for rollout in own]))
+        metrics["completions/mean_observed"] = float(np.mean([len(r.read_ids) - len(r) for r in own]))
     if len(judged.gap):  # sampler and learner must see one policy
         metrics["sampling/checked_logp_difference/mean"] = float(judged.gap.mean())
         metrics["sampling/checked_logp_difference/max"] = float(judged.gap.max())
@@ -228,6 +231,7 @@ def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -
         "kept": judged.spread(chosen.kept_R.tolist(), None),
         "kl_k1": judged.spread(kl_R, None),
         "completion_ids": [r.completion_ids for r in batch.rollouts],
+        "observed": [[{"at": at, "ids": ids} for at, ids in r.observed] or None for r in batch.rollouts],
         "gen_logp": [r.gen_logp for r in batch.rollouts],
         "old_logp": judged.spread(judged.old_logp, None),
         "unit": [r.unit for r in batch.rollouts],

@@ -188,6 +188,10 @@ class Peer:
             in_place = getattr(self.sampler, "in_place", False)
             look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding, in_place)
             self.agreed = True
+        if (episodes := self.member.admitter.episodes) is not None:
+            prompts = [self.member.task.train[item] for item in items]
+            drawing = (self.sampler, self.policy, self.decoding, seed, self.recipe.sampling.batch_size)
+            groups = episodes.go_on(groups, prompts, ids, *drawing)
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ftis.config import FtisError, PeerConfig
-from ftis.rollouts import Floats, Ints, Rows
+from ftis.rollouts import Bools, Floats, Ints, Rows
 from ftis.seams import ENGINES, look_up
 
 transformers_logging.disable_progress_bar()  # progress is shown once, by us
@@ -146,26 +146,40 @@ class Policy:
                 yield
 
     @torch.no_grad()
-    def logps(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float) -> list[Floats]:
-        """log π_θ of each completion token under softmax(logits / temperature), no gradient: per row float32 [T]."""
+    def logps(
+        self,
+        prompt_ids: Sequence[Ints],
+        completion_ids: Sequence[Ints],
+        temperature: float,
+        drawn: Sequence[Bools] | None = None,
+    ) -> list[Floats]:
+        """log π_θ of each completion token under softmax(logits / temperature), no gradient: per row float32 [T].
+
+        Args:
+            drawn: which tokens of each completion were sampled. The model reads the others, and none of the T is one.
+        """
         out: list[Floats] = [np.empty(0, np.float32)] * len(completion_ids)
         for rows in self.split(prompt_ids, completion_ids, self.config.tokens_per_microbatch):
             with self.forward.held():
-                logp_nT, _ = self._forward(rows, prompt_ids, completion_ids, temperature)
-            values = logp_nT.cpu().numpy()
-            for i, row in enumerate(rows):
-                out[row] = values[i, : len(completion_ids[row])].copy()
+                logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature, drawn)
+            for row, values, there in zip(rows, logp_nT.cpu().numpy(), mask_nT.cpu().numpy(), strict=True):
+                out[row] = values[there]
         return out
 
     def step(
-        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
+        self,
+        prompt_ids: Sequence[Ints],
+        completion_ids: Sequence[Ints],
+        temperature: float,
+        loss_of_rows: LossOfRows,
+        drawn: Sequence[Bools] | None = None,
     ) -> float:
         """Take one optimiser step along :meth:`backward`'s gradient. Returns the gradient's norm before clipping.
 
         Raises:
             ModelError: the gradient is not finite, so the step would destroy the model. It is not taken.
         """
-        self.backward(prompt_ids, completion_ids, temperature, loss_of_rows)
+        self.backward(prompt_ids, completion_ids, temperature, loss_of_rows, drawn)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.trainable, self.config.max_grad_norm))
         if not np.isfinite(grad_norm):
             raise ModelError(
@@ -177,7 +191,12 @@ class Policy:
         return grad_norm
 
     def backward(
-        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float, loss_of_rows: LossOfRows
+        self,
+        prompt_ids: Sequence[Ints],
+        completion_ids: Sequence[Ints],
+        temperature: float,
+        loss_of_rows: LossOfRows,
+        drawn: Sequence[Bools] | None = None,
     ) -> None:
         """Compute the gradient of the sum of ``loss_of_rows`` over micro-batches; the parameters hold it.
 
@@ -186,7 +205,7 @@ class Policy:
         self.optimizer.zero_grad(set_to_none=True)
         for rows in self.split(prompt_ids, completion_ids, self.config.tokens_per_microbatch):
             with self.forward.held():
-                logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature)
+                logp_nT, mask_nT = self._forward(rows, prompt_ids, completion_ids, temperature, drawn)
                 loss_of_rows(logp_nT, mask_nT, rows).backward()
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -206,21 +225,31 @@ class Policy:
         self.tokenizer.save_pretrained(directory)
 
     def _forward(
-        self, rows: Rows, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float
+        self,
+        rows: Rows,
+        prompt_ids: Sequence[Ints],
+        completion_ids: Sequence[Ints],
+        temperature: float,
+        drawn: Sequence[Bools] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """log π_θ [n, T] and mask [n, T] of the given rows."""
+        """log π_θ [n, T] and mask [n, T] of the given rows, of their drawn tokens alone."""
         prompts, completions = [prompt_ids[r] for r in rows], [completion_ids[r] for r in rows]
-        length_n = np.array([len(ids) for ids in completions])
+        length_n = np.array([len(completion_ids[r]) if drawn is None else drawn[r].sum() for r in rows])
         mask_nT = np.arange(length_n.max()) < length_n[:, None]
         at = tuple(torch.from_numpy(index).to(self.device) for index in np.nonzero(mask_nT))
         target_M = torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(self.device)
+        kept_M = None
+        if drawn is not None:
+            kept_M = torch.from_numpy(np.concatenate([drawn[r] for r in rows])).to(self.device)
+            target_M = target_M[kept_M]
         if self.head is None:
             with self.precision():
                 logits_MV = self.forward(prompts, completions)
-            logp_M = selected_logp(logits_MV, target_M, temperature)
+            logp_M = selected_logp(logits_MV if kept_M is None else logits_MV[kept_M], target_M, temperature)
         else:
             with self.precision(), self.head.taken_off():
                 hidden_MH = self.forward(prompts, completions)
+            hidden_MH = hidden_MH if kept_M is None else hidden_MH[kept_M]
             logp_M = self.head.logp(hidden_MH, target_M, temperature, self.compute_dtype)
         logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)

@@ -21,13 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> text."""
 Rows = npt.NDArray[np.int64]
@@ -70,21 +71,33 @@ class Sent:
     end: int = 0
 
 
+class Observed(NamedTuple):
+    """An environment's answer within a completion: int32 ids, which stand before the completion's token ``at``."""
+
+    at: int
+    ids: Ints
+
+
 @dataclass(frozen=True, eq=False)
 class Rollout:
     """One completion with the log-probabilities of the distribution it was sampled from.
+
+    An environment may answer between the completion's turns. The model reads the answers. They have no
+    log-probability, and nothing is learned from them.
 
     Attributes:
         completion_ids: int32 [T], T ≥ 1; ends with an end-of-sequence id unless cut at the maximum length.
         gen_logp: float32 [U], log π_gen of each unit, in nats, ≤ 0.
         unit: int32 [T], the unit of each token: 0 … U − 1, ascending. None: each token is a unit of its own, U = T.
         sent: the text as it came; None if ids came.
+        observed: the environment's answers, in order.
     """
 
     completion_ids: Ints
     gen_logp: Floats
     unit: Ints | None = None
     sent: Sent | None = None
+    observed: tuple[Observed, ...] = ()
 
     def __post_init__(self) -> None:
         if self.unit is None:
@@ -101,6 +114,21 @@ class Rollout:
 
     def __len__(self) -> int:
         return len(self.completion_ids)
+
+    @property
+    def read_ids(self) -> Ints:
+        """The completion as the model reads it, with the environment's answers: int32 [T + their tokens]."""
+        if not self.observed:
+            return self.completion_ids
+        parts = np.split(self.completion_ids, [at for at, _ in self.observed])
+        answers = [*(ids for _, ids in self.observed), np.zeros(0, np.int32)]
+        return np.concatenate([ids for pair in zip(parts, answers, strict=True) for ids in pair])
+
+    @property
+    def drawn(self) -> Bools:
+        """Which of ``read_ids`` the completion's own tokens are."""
+        at = [at for at, ids in self.observed for _ in ids]
+        return np.insert(np.ones(len(self), dtype=bool), np.array(at, np.int64), False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +185,13 @@ class Batch:
         return len(self.rollouts)
 
     def completion_ids(self, rows: Iterable[int]) -> list[Ints]:
-        """The completions of the given rollouts."""
-        return [self.rollouts[row].completion_ids for row in rows]
+        """The completions of the given rollouts, with what an environment answered."""
+        return [self.rollouts[row].read_ids for row in rows]
+
+    def drawn(self, rows: Iterable[int]) -> list[Bools] | None:
+        """Which of ``completion_ids`` were sampled; None: all, in a run without environments."""
+        rollouts = [self.rollouts[row] for row in rows]
+        return [rollout.drawn for rollout in rollouts] if any(rollout.observed for rollout in rollouts) else None
 
     def prompts(self, rows: Iterable[int]) -> list[Ints]:
         """The prompt ids of the given rollouts."""

@@ -55,6 +55,12 @@ SELECTIONS: Mapping[str, str] = {
 }
 """Selections beside the core's -> ``f(recipe, own peer's name) -> Selection | None``."""
 
+ENVIRONMENTS: Mapping[str, str] = {
+    "guess": "ftis.environments.guess.Guess",
+    "calculator": "ftis.environments.calculator.Calculator",
+}
+"""``task.environment`` -> a class with the contract of :mod:`ftis.environments.contract`."""
+
 TRACKERS: Mapping[str, str] = {
     "tensorboard": "ftis.records.trackers.TensorBoard",
     "wandb": "ftis.records.trackers.WandB",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ftis.config import PeerConfig
 from ftis.policy import Policy
-from ftis.rollouts import Floats, Ints
+from ftis.rollouts import Bools, Floats, Ints
 
 
 def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[..., list[Floats]]:
@@ -22,8 +22,13 @@ def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[...
         as_it_was = {"train": "full", "trainable_parameters": (), "gradient_checkpointing": False, "optim": "adamw"}
         return Policy.load(config.model_copy(update=as_it_was), model).logps
 
-    def without_adapter(prompts: Sequence[Ints], completions: Sequence[Ints], temperature: float) -> list[Floats]:
+    def without_adapter(
+        prompts: Sequence[Ints],
+        completions: Sequence[Ints],
+        temperature: float,
+        drawn: Sequence[Bools] | None = None,
+    ) -> list[Floats]:
         with policy.model.disable_adapter():
-            return policy.logps(prompts, completions, temperature)
+            return policy.logps(prompts, completions, temperature, drawn)
 
     return without_adapter

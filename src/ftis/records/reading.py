@@ -36,7 +36,7 @@ NO_NUMBERS = ("first_rejection", "honesty/passages")
 
 SHOWN = (
     *("round", "source", "question", "completion", "reward", "advantage"),
-    *("kept", "kl_k1", "completion_ids", "gen_logp", "old_logp", "unit"),
+    *("kept", "kl_k1", "completion_ids", "gen_logp", "old_logp", "unit", "observed"),
 )
 """Columns of a round's rollouts that a reader needs; the others serve a replay."""
 

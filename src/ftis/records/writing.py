@@ -43,6 +43,7 @@ ROLLOUTS = pa.schema(
         "kept": pa.bool_(),
         "kl_k1": pa.float64(),
         "completion_ids": pa.list_(pa.int32()),
+        "observed": pa.list_(pa.struct({"at": pa.int32(), "ids": pa.list_(pa.int32())})),
         "gen_logp": pa.list_(pa.float32()),
         "old_logp": pa.list_(pa.float32()),
         "unit": pa.list_(pa.int32()),

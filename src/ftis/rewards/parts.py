@@ -31,7 +31,7 @@ def graded_in(recipe: Recipe, task: Task, item: int, completion: str) -> tuple[b
 
 
 def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str, Any]) -> dict[str, float]:
-    """``format_right`` and ``answer_right``: shares of own completions; empty under another reward.
+    """``format_right`` and ``answer_right``: shares of own completions; empty under another reward, or an environment.
 
     With a ``format_weight`` w < 1, reward r and format f (0 or 1), an answer's score is (r − w f) / (1 − w). Without
     it, the score is r if the format is right. Some answers are graded again, as the reward does not depend on them:
@@ -44,7 +44,7 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
     """
     rows = [row for row, source in enumerate(rollouts["source"]) if source == own]
     prompt, reward, weight = recipe.prompt, recipe.reward, recipe.reward.format_weight
-    if not rows or reward.function != RewardConfig().function:
+    if not rows or recipe.task.environment or reward.function != RewardConfig().function:
         return {}
     tags = (prompt.think_tag, prompt.answer_tag, reward.extract)
     formats = [extract_answer(prompt.prefill + rollouts["completion"][row], *tags) is not None for row in rows]

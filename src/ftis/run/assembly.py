@@ -13,6 +13,7 @@ from ftis.config import PeerConfig, Recipe, SamplingConfig
 from ftis.engines import vllm
 from ftis.engines.reference import reference_of
 from ftis.engines.samplers import check_stop, open_sampler, opener
+from ftis.environments.play import player_of
 from ftis.member import Cursor
 from ftis.models import starters
 from ftis.objectives import resolve
@@ -97,18 +98,22 @@ def assemble(
     policy.end_at(end_tokens)
     check_stop(recipe.sampling.stop, policy.tokenizer, config.model)
     sampling = recipe.sampling
+    plain = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
+    players = [player_of(of, recipe, policy) for of in (recipe.task, *recipe.ood)]
+    renders = [plain if player is None else player.render for player in players]
     member = member_of(
         recipe,
         name,
         task,
         policy,
         own_ends,
-        partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer),
+        renders[0],
         scores[0],
         selections,
         cursor=cursor,
         max_staleness=recipe.network.max_staleness if networked else 0,
         max_seconds=recipe.network.admission_seconds if networked else math.inf,
+        episodes=players[0],
     )
     problems = [*task.train, *(problem for one in (task, *ood) for problem in one.validation)]
     longest = longest_row(problems, member.render, sampling)
@@ -117,7 +122,7 @@ def assemble(
     reference = reference_of(policy, config, model) if objective.beta else None
     peer = Peer(member, policy, sampler, attack, reference)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    return Trainer(peer, EvalSplit.of(task, ood, scores), records)
+    return Trainer(peer, EvalSplit.of(task, ood, scores, renders, players), records)
 
 
 def longest_row(problems: Sequence[Prompt], render: Callable[[Prompt], Ints], sampling: SamplingConfig) -> int:
@@ -147,7 +152,8 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
     policy = Policy.load(config)
     policy.end_at([token for token in sampling.end_tokens if token in policy.tokenizer.get_vocab()])
     check_stop(sampling.stop, policy.tokenizer, model)
-    render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
+    player = player_of(task, recipe, policy)
+    render = player.render if player else partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
     longest = longest_row(problems, render, sampling)
     return Exam(
         policy,
@@ -157,4 +163,5 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
         load_scorer(recipe.reward, recipe.prompt, asked.answer_kind),
         Decoding.of(sampling),
         sampling.batch_size,
+        player,
     )

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ftis.admission import Score
 from ftis.engines.stops import cut_at
+from ftis.episodes import Episodes
 from ftis.policy import Policy
-from ftis.rollouts import Ints, Prompt
+from ftis.rollouts import Group, Ints, Prompt, Rollout
 from ftis.sampling import Decoding, Sampler
 
 EVAL_BATCH = 256
@@ -96,6 +97,7 @@ class Exam:
         prompt_ids: token ids of each problem's prompt.
         decoding: of samples. Its longest completion and its stop strings hold for greedy answers too.
         batch_size: completions at a time; 0 is :data:`EVAL_BATCH`, but one problem's at least.
+        episodes: of the problems' environment; None: there is none.
     """
 
     policy: Policy
@@ -105,6 +107,7 @@ class Exam:
     score: Score
     decoding: Decoding
     batch_size: int = 0
+    episodes: Episodes | None = None
 
     def greedy(self) -> Evaluation:
         """Answer every problem greedily and score it."""
@@ -113,23 +116,36 @@ class Exam:
         greedy = Decoding(self.decoding.max_completion_length, temperature=0.0, stop=self.decoding.stop)
         # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
         order = sorted(range(len(self.problems)), key=lambda i: len(self.prompt_ids[i]))
-        prompts = [self.prompt_ids[i] for i in order]
-        groups = self.sampler(self.policy, prompts, 1, greedy, 0, self.batch_size or EVAL_BATCH)
+        groups = self._drawn(order, 1, greedy, 0, self.batch_size or EVAL_BATCH)
         answered: dict[int, Answered] = {}
-        for i, (rollout,) in zip(order, groups, strict=True):
-            problem, ids = self.problems[i], rollout.completion_ids.tolist()
-            text = cut_at(greedy.stop, self.policy.detokenize(ids))
-            (reward,) = self.score(problem, [text], [ids])
-            answered[i] = Answered(problem.item, problem.question, problem.answer, text, len(ids), reward)
+        for i, group in zip(order, groups, strict=True):
+            problem, ((text,), (reward,)) = self.problems[i], self._scored(self.problems[i], group)
+            answered[i] = Answered(problem.item, problem.question, problem.answer, text, len(group[0]), reward)
         return Evaluation(tuple(answered[i] for i in range(len(order))))
 
     def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
         """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
         at_a_time = self.batch_size or max(EVAL_BATCH, samples)
-        groups = self.sampler(self.policy, self.prompt_ids, samples, self.decoding, seed, at_a_time)
-        completions, rewards = [], []
-        for problem, group in zip(self.problems, groups, strict=True):
-            ids = [rollout.completion_ids.tolist() for rollout in group]
-            completions.append(tuple(cut_at(self.decoding.stop, self.policy.detokenize(row)) for row in ids))
-            rewards.append(tuple(self.score(problem, completions[-1], ids)))
-        return EvalSamples(tuple(completions), tuple(rewards))
+        groups = self._drawn(range(len(self.problems)), samples, self.decoding, seed, at_a_time)
+        scored = [self._scored(problem, group) for problem, group in zip(self.problems, groups, strict=True)]
+        return EvalSamples(tuple(texts for texts, _ in scored), tuple(rewards for _, rewards in scored))
+
+    def _drawn(
+        self, order: Sequence[int], repeats: int, decoding: Decoding, seed: int, at_a_time: int
+    ) -> list[tuple[Rollout, ...]]:
+        """Completions of problems by index, with all their turns."""
+        ids = [self.prompt_ids[i] for i in order]
+        groups = self.sampler(self.policy, ids, repeats, decoding, seed, at_a_time)
+        if self.episodes is None:
+            return groups
+        problems = [self.problems[i] for i in order]
+        return self.episodes.go_on(groups, problems, ids, self.sampler, self.policy, decoding, seed, at_a_time)
+
+    def _scored(self, problem: Prompt, group: Sequence[Rollout]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        """The texts and rewards of a problem's completions."""
+        rewards = tuple[float, ...]()
+        if self.episodes is None:
+            texts = tuple(cut_at(self.decoding.stop, self.policy.detokenize(r.completion_ids.tolist())) for r in group)
+        else:
+            _, texts, rewards = self.episodes.judge(problem, Group("", 0, problem.item, tuple(group)))
+        return texts, rewards or self.score(problem, texts, [r.completion_ids.tolist() for r in group])

@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from ftis.admission import Admitter, Score, Terms
 from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import Recipe
+from ftis.config import Recipe, RecipeError
 from ftis.engines.models import tokenizer_fingerprint, tokens_of
 from ftis.engines.stops import cut_at
+from ftis.episodes import Episodes
 from ftis.member import Cursor, Member, PromptIds, wanted
 from ftis.objectives import resolve
 from ftis.policy import positions_of
@@ -66,6 +67,7 @@ def member_of(
     cursor: Cursor = Cursor(),  # noqa: B008 - frozen
     max_staleness: int = 0,
     max_seconds: float = math.inf,
+    episodes: Episodes | None = None,
 ) -> Member:
     """The member ``name`` of the recipe's swarm.
 
@@ -74,8 +76,10 @@ def member_of(
         own_ends: the ids by which its model ends completions, whatever the recipe says.
         max_staleness: the most rounds by which a message may be late.
         max_seconds: the most time spent on one message.
+        episodes: of the task's environment, if it has one.
 
     Raises:
+        RecipeError: an environment's episodes are to be exchanged as text.
         AlignmentError: text is exchanged, and the bytes of the tokens are unknown, or the token by which the model
             ends.
     """
@@ -90,9 +94,15 @@ def member_of(
     )
     prompt_ids = PromptIds(task.train, render)
     if recipe.exchange == "text" and len(recipe.peers) > 1:
+        if episodes is not None:
+            raise RecipeError(
+                "task.environment: episodes are exchanged as token ids, and these peers' tokenizers differ: take "
+                "models of one family"
+            )
         admitter, write = text_form(recipe, name, speaker, own_ends, prompt_ids, terms, score)
     else:
-        admitter, write = Admitter(terms, score, lambda ids: cut_at(sampling.stop, speaker.detokenize(ids))), tuple
+        admitter = Admitter(terms, score, lambda ids: cut_at(sampling.stop, speaker.detokenize(ids)), episodes=episodes)
+        write = tuple
     return Member(
         config=recipe.peer(name),
         recipe=recipe,

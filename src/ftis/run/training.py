@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ftis.admission import Score
 from ftis.engines.devices import peak_bytes
+from ftis.episodes import Episodes
 from ftis.measures import RoundRecord
 from ftis.peer import Peer
 from ftis.prompts import Task
@@ -18,7 +19,7 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
 from ftis.rewards.scoring import WeightedScorer
-from ftis.rollouts import Prompt
+from ftis.rollouts import Ints, Prompt
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 from ftis.run.evaluate import Exam
@@ -32,20 +33,29 @@ class EvalSplit:
     name: str
     problems: Sequence[Prompt]
     score: Score
+    render: Callable[[Prompt], Ints]
+    episodes: Episodes | None = None
 
     @classmethod
-    def of(cls, task: Task, ood: Sequence[Task], scores: Sequence[Score]) -> tuple[EvalSplit, ...]:
+    def of(
+        cls,
+        task: Task,
+        ood: Sequence[Task],
+        scores: Sequence[Score],
+        renders: Sequence[Callable[[Prompt], Ints]],
+        episodes: Sequence[Episodes | None],
+    ) -> tuple[EvalSplit, ...]:
         """``validation``, and ``ood-<task>`` of each other task, with a number if a task occurs twice.
 
         Args:
-            scores: of ``task`` and each of ``ood``.
+            scores, renders, episodes: of ``task`` and each of ``ood``.
         """
         kinds = [f"ood-{other.name.replace(':', '-')}" for other in ood]
         numbered = [
             kind if kinds.count(kind) == 1 else f"{kind}-{kinds[: i + 1].count(kind)}" for i, kind in enumerate(kinds)
         ]
-        named = zip(["validation", *numbered], [task, *ood], scores, strict=True)
-        return tuple(cls(name, of.validation, score) for name, of, score in named)
+        named = zip(["validation", *numbered], [task, *ood], scores, renders, episodes, strict=True)
+        return tuple(cls(name, of.validation, score, render, one) for name, of, score, render, one in named)
 
 
 @dataclass(frozen=True)
@@ -136,10 +146,11 @@ class Trainer:
                 peer.policy,
                 peer.sampler,
                 split.problems,
-                [peer.member.render(problem) for problem in split.problems],
+                [split.render(problem) for problem in split.problems],
                 split.score,
                 peer.decoding,
                 peer.recipe.sampling.batch_size,
+                split.episodes,
             ).greedy()
             summary = {
                 "step": peer.member.cursor.step,

@@ -52,6 +52,8 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "seed": recipe.seed,
         "task": recipe.task.name,
         "task_digest": task_digest,
+        **({"environment": recipe.task.environment} if recipe.task.environment else {}),
+        **({"max_turns": recipe.sampling.max_turns} if recipe.task.environment else {}),
         "prompt": recipe.prompt.model_dump(mode="json"),
         "reward": recipe.reward.model_dump(mode="json"),
         "mode": training.mode,

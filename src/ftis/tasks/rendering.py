@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from ftis.config import PromptConfig
 from ftis.prompts import TaskError
 from ftis.rollouts import Ints, Prompt
 from ftis.tasks.problems import excerpt
+
+Tool = Callable[..., Any]
 
 TODAY = {
     **{"%A": "Wednesday", "%a": "Wed", "%B": "January", "%b": "Jan", "%d": "01", "%-d": "1", "%e": " 1", "%j": "001"},
@@ -30,17 +32,20 @@ ARGUMENTS = {
 """Arguments of ``apply_chat_template`` that are no variables of a template."""
 
 
-def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False) -> Ints:
+def render_prompt(
+    prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False, tools: Sequence[Tool] = ()
+) -> Ints:
     """Token ids of :func:`prompt_text`, int32 [prompt length].
 
     Args:
         tokenizer: a tokenizer of transformers. Plain text gets its usual special tokens, but no end of sequence.
         todays: let a chat template that writes a date write today's, as TRL does.
+        tools: functions that the chat template describes to the model.
 
     Raises:
         TaskError: the prompt has no tokens, or the chat template refuses the messages.
     """
-    text, plain = prompt_text(prompt, config, tokenizer, todays), not is_chat(config, tokenizer)
+    text, plain = prompt_text(prompt, config, tokenizer, todays, tools), not is_chat(config, tokenizer)
     ids = tokenizer(text, add_special_tokens=plain, verbose=False)["input_ids"]
     ended = bool(plain and ids) and ids[-1] == tokenizer.eos_token_id != tokenizer.unk_token_id
     if ended and not text.endswith(tokenizer.eos_token):
@@ -58,7 +63,9 @@ def is_chat(config: PromptConfig, tokenizer: Any) -> bool:
     return config.chat_template == "auto" and bool(tokenizer.chat_template)
 
 
-def prompt_text(prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False) -> str:
+def prompt_text(
+    prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False, tools: Sequence[Tool] = ()
+) -> str:
     """The text that a model continues.
 
     With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, a user
@@ -71,7 +78,7 @@ def prompt_text(prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bo
     """
     if is_chat(config, tokenizer):
         whose = f"the prompt of problem {prompt.item}"
-        return chat_text(conversation(prompt, config), config, tokenizer, whose, todays)
+        return chat_text(conversation(prompt, config), config, tokenizer, whose, todays, tools)
     before = [config.system_prompt] if config.system_prompt else []
     solved = [_user_turn(config, example.question) + example.completion for example in config.examples]
     return "\n\n".join([*before, *solved, _user_turn(config, prompt.question) + config.prefill])
@@ -91,13 +98,19 @@ def _user_turn(config: PromptConfig, question: str) -> str:
 
 
 def chat_text(
-    messages: Sequence[Mapping[str, str]], config: PromptConfig, tokenizer: Any, whose: str, todays: bool = False
+    messages: Sequence[Mapping[str, Any]],
+    config: PromptConfig,
+    tokenizer: Any,
+    whose: str,
+    todays: bool = False,
+    tools: Sequence[Tool] = (),
 ) -> str:
     """Messages by the chat template: up to the assistant's next turn with its prefill, or with its last turn whole.
 
     Args:
         whose: a name for the messages, for the error.
         todays: let a template that writes a date write today's.
+        tools: functions that the template describes to the model.
 
     Raises:
         TaskError: the template refuses the messages.
@@ -105,8 +118,8 @@ def chat_text(
     from jinja2 import TemplateError
 
     goes_on = messages[-1]["role"] != "assistant"
-    options = config.template_options
-    if taken := sorted(ARGUMENTS & options.keys()):
+    options = config.template_options | ({"tools": list(tools)} if tools else {})
+    if taken := sorted(ARGUMENTS & config.template_options.keys()):
         raise TaskError(f"prompt.template_options: {taken[0]} is no variable of a chat template: leave it out")
     try:
         template = tokenizer.get_chat_template()

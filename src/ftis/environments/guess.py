@@ -1,0 +1,26 @@
+"""A game with a hidden number: the model answers a problem, hears "+" or "-", and may answer again."""
+
+from __future__ import annotations
+
+import re
+
+NUMBER = re.compile(r"-?\d+")
+
+
+class Guess:
+    """Tells whether the answer, an integer, is greater (``+``) or less (``-``) than the last number of a turn."""
+
+    def reset(self, answer: str, **row: object) -> None:
+        self.answer, self.solved = int(answer), False
+
+    def reply(self, text: str) -> str | None:
+        """The sign; None at the right number, or without any."""
+        numbers = NUMBER.findall(text)
+        guess = int(numbers[-1][:20]) if numbers else None
+        self.solved = guess == self.answer
+        if guess is None or self.solved:
+            return None
+        return "+" if self.answer > guess else "-"
+
+    def get_reward(self) -> float:
+        return float(self.solved)

@@ -1,0 +1,244 @@
+"""Playing an episode: a completion's drawn tokens, split into turns, each with the environment's answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ftis.config import PromptConfig, Recipe, TaskConfig
+from ftis.engines.stops import cut_at, holds, stopped_at
+from ftis.environments.contract import CALL, Environment, open_environment
+from ftis.episodes import EpisodeError, UnplayableError
+from ftis.policy import Policy
+from ftis.prompts import TaskError
+from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
+from ftis.sampling import Decoding, Sampler
+from ftis.tasks.rendering import chat_text, is_chat, render_prompt
+
+MARK = "the model's turn"
+"""Stands for a turn while the text behind it is looked for in what a chat template writes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One completion's drawn tokens, played in the environment.
+
+    Attributes:
+        observed: the answers. An episode that goes on has the last one at its end.
+        text: the turns, and the answers as quoted lines.
+        left: the most tokens of the next turn; 0: the episode is over.
+        reward: the environment's own; None if it gives none, or the episode goes on.
+    """
+
+    observed: tuple[Observed, ...]
+    text: str
+    left: int
+    reward: float | None
+
+
+@dataclass(frozen=True)
+class Player:
+    """The episodes of one peer, as :class:`~ftis.episodes.Episodes` says.
+
+    A turn ends with an end token or a stop string. Behind an end token the answer is a message of its own, written by
+    the chat template up to the model's next turn; without a template, and behind a stop string, it is plain text.
+
+    Attributes:
+        detokenize: token ids → text, without special tokens.
+        end_ids: ids that end a turn.
+        most: the most tokens of a completion, drawn and observed.
+        most_turns: the most turns that the model has.
+    """
+
+    environment: Environment
+    config: PromptConfig
+    tokenizer: Any
+    detokenize: Callable[[Sequence[int]], str]
+    end_ids: Collection[int]
+    stop: tuple[str, ...]
+    most: int
+    most_turns: int
+
+    def render(self, prompt: Prompt) -> Ints:
+        """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools."""
+        told = replace(prompt, question=prompt.question + self.environment.reset(prompt))
+        return render_prompt(told, self.config, self.tokenizer, tools=list(self.environment.tools.values()))
+
+    def go_on(
+        self,
+        groups: Sequence[Sequence[Rollout]],
+        prompts: Sequence[Prompt],
+        prompt_ids: Sequence[Ints],
+        sampler: Sampler,
+        policy: Policy,
+        decoding: Decoding,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        """Draw the further turns. Rows that go on are drawn together, under a seed that follows from ``seed``."""
+        rollouts = [rollout for group in groups for rollout in group]
+        asked = [i for i, group in enumerate(groups) for _ in group]
+        going, turn = list(range(len(rollouts))), 0
+        while going:
+            left: dict[int, int] = {}
+            for row in going:
+                played = self._played_again(prompts[asked[row]], rollouts[row])
+                rollouts[row] = replace(rollouts[row], observed=played.observed)
+                left |= {row: played.left} if played.left else {}
+            if not left:
+                break
+            going, turn = list(left), turn + 1
+            rows = [np.concatenate([prompt_ids[asked[row]], rollouts[row].read_ids]) for row in going]
+            of_turn = replace(decoding, max_completion_length=max(left.values()))
+            seed_of_turn = int(np.random.SeedSequence((seed, turn)).generate_state(1)[0])
+            drawn = sampler(policy, rows, 1, of_turn, seed_of_turn, batch_size)
+            for row, (more,) in zip(going, drawn, strict=True):
+                rollouts[row] = _longer(rollouts[row], more, left[row])
+        found = iter(rollouts)
+        return [tuple(next(found) for _ in group) for group in groups]
+
+    def judge(self, prompt: Prompt, group: Group) -> tuple[Group, tuple[str, ...], tuple[float, ...]]:
+        """The group as it is played here, its texts, and the environment's rewards; () if it gives none."""
+        episodes = [self._played_again(prompt, rollout) for rollout in group.rollouts]
+        if stopped := [row for row, episode in enumerate(episodes) if episode.left]:
+            raise UnplayableError(f"rollout {stopped[0]} stops before the episode's end")
+        rollouts = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
+        rewards = tuple(episode.reward for episode in episodes if episode.reward is not None)
+        return replace(group, rollouts=tuple(rollouts)), tuple(episode.text for episode in episodes), rewards
+
+    def _played_again(self, prompt: Prompt, rollout: Rollout) -> Played:
+        """Play a rollout's drawn tokens, and compare the answers with those that it has from before, if any."""
+        differs = EpisodeError(
+            f"task.environment {self.environment.path!r} gave other answers when item {prompt.item}'s actions were "
+            f"played again: make answers depend on the row and the actions alone"
+        )
+        try:
+            played = self(prompt, rollout.completion_ids)
+        except UnplayableError:
+            if rollout.observed:
+                raise differs from None
+            raise
+        before, now = rollout.observed, played.observed[: len(rollout.observed)]
+        if [(at, ids.tolist()) for at, ids in before] != [(at, ids.tolist()) for at, ids in now]:
+            raise differs
+        return played
+
+    def __call__(self, prompt: Prompt, drawn: Ints) -> Played:
+        """Play drawn tokens from the beginning of a problem's episode.
+
+        Raises:
+            UnplayableError: a token stands behind the episode's end, or the episode is longer than a completion may be.
+        """
+        turns = self._turns(drawn)
+        self.environment.reset(prompt)
+        observed: list[Observed] = []
+        parts: list[str] = []
+        at = used = left = 0
+        for number, turn in enumerate(turns, 1):
+            at, used, left = at + len(turn), used + len(turn), 0
+            if used > self.most:
+                raise UnplayableError(f"the completion has more than {self.most} tokens with its environment's answers")
+            text = cut_at(self.stop, self.detokenize(turn.tolist()))
+            parts.append(text)
+            whole, inline = int(turn[-1]) in self.end_ids, holds(self.stop, text)
+            answers = self.environment.answers(text) if whole or inline else []
+            answered = "\n".join(answer["content"] for answer in answers)
+            ids = self._ids(answers, answered, inline and not whole) if answers and number < self.most_turns else None
+            if ids is None or used + len(ids) >= self.most:
+                if number < len(turns):
+                    raise UnplayableError(f"turn {number + 1} stands behind the episode's end")
+                break
+            observed.append(Observed(at, ids))
+            parts.append(
+                answered if inline and not whole else "".join(f"\n> {line}" for line in answered.split("\n")) + "\n"
+            )
+            used += len(ids)
+            left = self.most - used
+        reward = None if left else self.environment.reward()
+        return Played(tuple(observed), "".join(parts), left, reward)
+
+    def _turns(self, drawn: Ints) -> list[Ints]:
+        """The drawn tokens, cut behind each end token and each token that completes a stop string."""
+        ends = np.flatnonzero(np.isin(drawn, list(self.end_ids))) + 1
+        turns: list[Ints] = []
+        for part in np.split(drawn, ends):
+            while len(part):
+                n = stopped_at(self.stop, part.tolist(), self.detokenize) if self.stop else len(part)
+                turns.append(part[:n])
+                part = part[n:]
+        return turns
+
+    def _ids(self, answers: Sequence[dict[str, Any]], text: str, inline: bool) -> Ints:
+        """The tokens between a turn and the next."""
+        if not inline and is_chat(self.config, self.tokenizer):
+            text = self._behind_a_turn(answers)
+        return np.array(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+
+    def _behind_a_turn(self, answers: Sequence[dict[str, Any]]) -> str:
+        """What the chat template writes behind a turn's end token, up to the model's next turn."""
+        asked, turn = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
+        config = self.config.model_copy(update={"prefill": ""})
+        text = chat_text([asked, turn, *answers], config, self.tokenizer, "an environment's answer")
+        _, found, behind = text.rpartition(MARK)
+        if not found:
+            raise TaskError("the chat template leaves out earlier turns, so a model cannot read them: take another")
+        ends = sorted((self.tokenizer.decode([end]) for end in self.end_ids), key=len, reverse=True)
+        return next((behind[len(end) :] for end in ends if behind.startswith(end)), behind)
+
+
+def _longer(rollout: Rollout, more: Rollout, left: int) -> Rollout:
+    """A rollout with its next turn, of at most ``left`` tokens."""
+    return replace(
+        rollout,
+        completion_ids=np.concatenate([rollout.completion_ids, more.completion_ids[:left]]),
+        gen_logp=np.concatenate([rollout.gen_logp, more.gen_logp[:left]]),
+    )
+
+
+def player_of(task: TaskConfig, recipe: Recipe, policy: Policy) -> Player | None:
+    """The player of a task's environment; None without one.
+
+    Raises:
+        RecipeError: there is no such environment.
+        TaskError: the chat template has no place for the environment's tools.
+    """
+    if task.environment is None:
+        return None
+    environment, sampling = open_environment(task.environment), recipe.sampling
+    player = Player(
+        environment,
+        recipe.prompt,
+        policy.tokenizer,
+        policy.detokenize,
+        policy.end_ids,
+        sampling.stop,
+        sampling.max_completion_length,
+        sampling.max_turns,
+    )
+    if environment.tools:
+        _require_tools(player)
+    return player
+
+
+def _require_tools(player: Player) -> None:
+    """Compare a call that the chat template writes with the call that is read from it."""
+    name, where = next(iter(player.environment.tools)), "task.environment with tools"
+    if not is_chat(player.config, player.tokenizer):
+        raise TaskError(f"{where} wants a chat template: take another model, or an environment with reply(text)")
+    call = {"type": "function", "function": {"name": name, "arguments": {"x": "1"}}}
+    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = player.tokenizer.apply_chat_template(asked, tokenize=False, tools=list(player.environment.tools.values()))
+    written = CALL.findall(text.rpartition("?")[2])
+    try:
+        (read,) = map(json.loads, written)
+    except ValueError:
+        read = None
+    if read != {"name": name, "arguments": {"x": "1"}}:
+        raise TaskError(
+            f"{where}: this chat template does not write calls as <tool_call>{{…}}</tool_call>: take another model, or "
+            f"an environment with reply(text)"
+        )

@@ -1,0 +1,48 @@
+"""Completions of several turns: the model acts, an environment answers, and the model goes on.
+
+An environment is deterministic given a problem. So the tokens that a model drew say all about an episode: whoever has
+them plays them in a copy of its own, and has the answers and the reward. Messages hold drawn tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ftis.config import FtisError
+from ftis.rollouts import Group, Ints, Prompt, Rollout
+
+
+class EpisodeError(FtisError):
+    """An environment cannot be used, raises, or is not deterministic."""
+
+
+class UnplayableError(FtisError):
+    """Drawn tokens that no episode of the environment has."""
+
+
+class Episodes(Protocol):
+    """The episodes of a task's environment. :class:`ftis.environments.play.Player` has them."""
+
+    def go_on(
+        self,
+        groups: Sequence[Sequence[Rollout]],
+        prompts: Sequence[Prompt],
+        prompt_ids: Sequence[Ints],
+        sampler: Any,
+        policy: Any,
+        decoding: Any,
+        seed: int,
+        batch_size: int = 0,
+    ) -> list[tuple[Rollout, ...]]:
+        """Rollouts with all their turns, from ``groups`` of first turns. The last five are as a sampler takes them."""
+        ...
+
+    def judge(self, prompt: Prompt, group: Group) -> tuple[Group, tuple[str, ...], tuple[float, ...]]:
+        """A group with the environment's answers, its texts, and the environment's rewards; () if it gives none.
+
+        Raises:
+            UnplayableError: a completion is no whole episode.
+            EpisodeError: the environment raised, or answers otherwise than when the completion was drawn.
+        """
+        ...

@@ -1,0 +1,363 @@
+"""Completions of several turns: what a model draws, what an environment answers, and what is believed of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from admissions import TERMS, assigned, message, only, score
+from commands import ftis
+from conftest import SPECIAL_TOKENS, TinyPolicy, make_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from run_files import differences, records_of
+from test_prompting import CHATML
+from torch import Tensor
+from wire_messages import rollout
+
+from ftis.admission import Admission, Admitter, Reason
+from ftis.config import PromptConfig, RecipeError
+from ftis.environments.calculator import calculated
+from ftis.environments.contract import open_environment
+from ftis.environments.play import Player, _require_tools
+from ftis.episodes import EpisodeError, UnplayableError
+from ftis.prompts import TaskError
+from ftis.recipe.parsing import load
+from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
+from ftis.run.runs import run as train
+from recipes import write_recipe
+
+EOS = SPECIAL_TOKENS.index("<eos>")
+PLAIN = PromptConfig(system_prompt="", chat_template="never")
+ASKED = Prompt(0, "3+4", "7")
+
+
+class Echo:
+    """Repeats what it hears until it hears nothing, or the answer."""
+
+    def reset(self, answer: str) -> str:
+        self.answer = answer
+        return "?"
+
+    def reply(self, text: str) -> str | None:
+        return None if text in ("", self.answer) else f"{text}!"
+
+
+class Wallet:
+    """An environment with tools."""
+
+    def reset(self, **row: object) -> None:
+        self.coins = 0
+
+    def earn(self, coins: int) -> str:
+        """Earn coins.
+
+        Args:
+            coins: how many.
+        """
+        self.coins += coins
+        return f"{self.coins} coins"
+
+    def get_reward(self) -> float:
+        return float(self.coins)
+
+
+class Moody(Echo):
+    """Answers the same actions otherwise each time."""
+
+    replies = 0
+
+    def reply(self, text: str) -> str | None:
+        Moody.replies += 1
+        return "+" * Moody.replies
+
+
+class Fragile(Echo):
+    def reply(self, text: str) -> str | None:
+        raise KeyError(text)
+
+
+class Without:
+    """No environment."""
+
+    def reset(self) -> None: ...
+
+
+def player(path: str, stop: tuple[str, ...] = (), most: int = 24, turns: int = 4, template: str = "") -> Player:
+    tokenizer = make_tokenizer()
+    if template:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+        tokenizer.add_tokens(list("<>{}\"_/'()"))
+        tokenizer.chat_template = template
+    config = PLAIN.model_copy(update={"chat_template": "auto"}) if template else PLAIN
+
+    def text(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    ends = {EOS, *([tokenizer.get_vocab()["<|im_end|>"]] if template else [])}
+    return Player(open_environment(path), config, tokenizer, text, ends, stop, most, turns)
+
+
+def ids_of(play: Player, text: str) -> Ints:
+    return np.array(play.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+# --- a completion with answers ----------------------------------------------------------------------------------------
+
+
+def test_a_completion_is_read_with_the_answers_in_their_places() -> None:
+    answers = (Observed(1, np.array([7, 8], np.int32)), Observed(3, np.array([], np.int32)))
+    of_turns = dataclasses.replace(rollout([1, 2, 3, 4]), observed=(*answers, Observed(3, np.array([9], np.int32))))
+    assert of_turns.read_ids.tolist() == [1, 7, 8, 2, 3, 9, 4]
+    assert of_turns.drawn.tolist() == [True, False, False, True, True, False, True]
+    assert len(of_turns) == 4
+    alone = rollout([1, 2])
+    assert alone.read_ids is alone.completion_ids
+    assert alone.drawn.all()
+
+
+def test_a_model_reads_answers_and_learns_nothing_from_them(tiny_policy: TinyPolicy) -> None:
+    prompts = [np.array(ids, np.int32) for ids in ([3, 4, 5], [6, 7, 8, 9])]
+    rows = [np.array(ids, np.int32) for ids in ([11, 12, 13, 14, 15, 16], [17, 18])]
+    drawn = [np.array(mask, bool) for mask in ([1, 0, 0, 1, 1, 0], [1, 1])]
+    policy = tiny_policy(dtype="float32")
+    whole = policy.logps(prompts, rows, 1.0)
+    found = policy.logps(prompts, rows, 1.0, drawn)
+    for some, every, mask in zip(found, whole, drawn, strict=True):
+        np.testing.assert_allclose(some, every[mask], atol=1e-6)
+
+    def loss(logp_nT: Tensor, mask_nT: Tensor, of: np.ndarray) -> Tensor:
+        return torch.where(mask_nT, logp_nT, 0.0).sin().sum()
+
+    def of_whole(logp_nT: Tensor, mask_nT: Tensor, of: np.ndarray) -> Tensor:
+        kept = torch.zeros_like(mask_nT)
+        for i, row in enumerate(of):
+            kept[i, : len(drawn[row])] = torch.from_numpy(drawn[row])
+        return torch.where(kept, logp_nT, 0.0).sin().sum()
+
+    gradients = []
+    for arguments in ((loss, drawn), (of_whole,)):
+        policy.backward(prompts, rows, 1.0, *arguments)
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.trainable if p.grad is not None]))
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-5)
+    assert gradients[0].abs().sum() > 0
+
+
+# --- an episode -------------------------------------------------------------------------------------------------------
+
+PLAYED = {  # drawn text ($: an end token), stop strings; the completion's text, the answers' places, tokens left
+    "over at once": ("7$", (), "7", [], 0),
+    "goes on": ("5$", (), "5\n> 5!\n", [2], 20),
+    "over in the second turn": ("5$7$", (), "5\n> 5!\n7", [2], 0),
+    "cut off": ("5$12", (), "5\n> 5!\n12", [2], 0),
+    "as many turns as there are": ("1$2$3$4$", (), "1\n> 1!\n2\n> 2!\n3\n> 3!\n4", [2, 4, 6], 0),
+    "no room for an answer": ("abcdefghijk$", (), "abcdefghijk", [], 0),
+    "an answer in line": ("1=", ("=",), "1=1=!", [2], 19),
+    "an end behind a stop string": ("1=$", ("=",), "1=1=!", [2], 0),
+}
+
+
+@pytest.mark.parametrize("case", PLAYED)
+def test_drawn_tokens_say_all_of_an_episode(case: str) -> None:
+    drawn, stop, text, places, left = PLAYED[case]
+    play = player("test_environments.Echo", stop)
+    found = play(ASKED, ids_of(play, drawn.replace("$", "<eos>")))
+    assert (found.text, [at for at, _ in found.observed], found.left) == (text, places, left)
+    assert found.reward is None  # Echo gives none
+    assert play.render(ASKED).tolist() == ids_of(play, "<bos>3+4?").tolist()
+
+
+@pytest.mark.parametrize(
+    "drawn", ["7$1", "7$7$", "1$2$3$4$5", "abcdefghijk$7$", "abcdefghijklmnopqrstuvwxyz", "12345$12345$123456789"]
+)
+def test_tokens_behind_an_episodes_end_cannot_be_played(drawn: str) -> None:
+    play = player("test_environments.Echo")
+    with pytest.raises(UnplayableError):
+        play(ASKED, ids_of(play, drawn.replace("$", "<eos>")))
+
+
+PLAYERS = [player("test_environments.Echo"), player("guess"), player("calculator", ("=",))]
+
+
+@given(which=st.integers(0, 2), text=st.text("17$=<+", max_size=30))
+def test_whatever_was_drawn_is_played_within_limits_or_refused(which: int, text: str) -> None:
+    play = PLAYERS[which]
+    drawn = ids_of(play, text.replace("$", "<eos>"))
+    try:
+        found = play(ASKED, drawn)
+    except UnplayableError:
+        return
+    whole = Rollout(drawn, np.zeros(len(drawn), np.float32), observed=found.observed)
+    assert len(whole.read_ids) + found.left == play.most or not found.left
+    assert len(whole.read_ids) <= play.most
+    assert [at for at, _ in found.observed] == sorted({at for at, _ in found.observed})
+    for at, _ in found.observed:  # what was answered depends on what was drawn before
+        before = play(ASKED, drawn[:at]).observed
+        assert [ids.tolist() for _, ids in before] == [ids.tolist() for place, ids in found.observed if place <= at]
+
+
+def test_a_chat_template_writes_the_answer_and_opens_the_models_next_turn() -> None:
+    play = player("test_environments.Echo", template=CHATML, most=200)
+    found = play(ASKED, ids_of(play, "5<|im_end|>"))
+    (answer,) = found.observed
+    assert play.tokenizer.decode(answer.ids) == "\n<|im_start|>user\n5!<|im_end|>\n<|im_start|>assistant\n"
+    assert play(ASKED, ids_of(play, "5<eos>")).observed[0].ids.tolist() == answer.ids.tolist()  # the turn has its end
+
+
+CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + CHATML.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}",
+)
+
+
+def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
+    play = player("test_environments.Wallet", template=CALLS, most=2000)
+    assert play.tokenizer.decode(play.render(ASKED)).startswith("earn <|im_start|>user")
+
+    def after(*calls: str) -> tuple[str, float | None]:
+        drawn = "".join(f"<tool_call>{call}</tool_call><|im_end|>" for call in calls)
+        found = play(ASKED, ids_of(play, f"{drawn}done<|im_end|>"))
+        return found.text, found.reward
+
+    good = json.dumps({"name": "earn", "arguments": {"coins": 2}})
+    text, reward = after(good, good)
+    assert (reward, "> 2 coins" in text, "> 4 coins" in text) == (4.0, True, True)
+    for call in ("{", "[]", '{"name": "spend"}', '{"name": "reset"}', '{"name": "earn", "arguments": {"stones": 1}}'):
+        text, reward = after(call)
+        assert (reward, "error" in text) == (0.0, True), call
+    _require_tools(play)
+    for template in ("", CHATML):
+        with pytest.raises(TaskError, match=r"task\.environment with tools"):
+            _require_tools(player("test_environments.Wallet", template=template))
+
+
+def test_a_calculator_is_exact_and_calculates_nothing_else() -> None:
+    for expression, value in {"12*7": "84", "7/2": "3.5", "1/3": "1/3", "-2+0.1": "-1.9", "1,000*3": "3000"}.items():
+        assert calculated(expression) == value
+    for wrong in ("1/0", "", "2**99", "__import__('os')", "x", "1+" * 60 + "1", "True", "9" * 101):
+        assert calculated(wrong) == "error", wrong
+
+
+@pytest.mark.parametrize("path", ["nothing.Here", "json.dumps", "test_environments.Without", "test_environments.ASKED"])
+def test_what_is_no_environment_is_refused(path: str) -> None:
+    with pytest.raises(RecipeError, match=r"task\.environment"):
+        open_environment(path)
+
+
+# --- others' completions ----------------------------------------------------------------------------------------------
+
+
+def admitted(play: Player, *texts: str) -> Admission:
+    """The outcome of a message with one group of two completions."""
+    prompts = [Prompt(item, "3+4", "7") for item in range(12)]
+    terms = dataclasses.replace(
+        TERMS, end_ids=frozenset({EOS}), prompts=prompts, assigned=assigned, max_completion_length=play.most
+    )
+    drawn = [ids_of(play, text.replace("$", "<eos>")).tolist() for text in texts]
+    sent = Group("ada", 0, 0, tuple(rollout(ids) for ids in drawn))
+    return Admitter(terms, lambda *_: (0.5, 0.5), play.detokenize, episodes=play).admit("ada", message(sent), round=0)
+
+
+def test_a_senders_actions_are_played_here_and_earn_what_they_earn_here() -> None:
+    (scored,) = admitted(player("guess"), "9$7$", "1$2$3$4$").admitted
+    assert scored.completions == ("9\n> -\n7", "1\n> +\n2\n> +\n3\n> +\n4")
+    assert scored.rewards == (1.0, 0.0)
+    assert [len(one.observed) for one in scored.group.rollouts] == [1, 3]
+    (scored,) = admitted(player("test_environments.Echo"), "7$", "5$7$").admitted
+    assert scored.rewards == (0.5, 0.5)  # of the reward function, as Echo has no get_reward
+
+
+@pytest.mark.parametrize(
+    ("path", "texts", "reason"),
+    [
+        ("guess", ("7$1", "1$7$"), Reason.UNPLAYABLE),
+        ("guess", ("1$", "1$7$"), Reason.UNPLAYABLE),
+        ("guess", ("1$2$3$4$5$", "1$7$"), Reason.UNPLAYABLE),
+        ("guess", ("1" * 25, "1$7$"), Reason.TOO_LONG),
+        ("guess", ("1" * 24, "1$7$"), None),
+        ("test_environments.Fragile", ("1$7$", "1$7$"), Reason.UNSCORED),
+    ],
+)
+def test_what_cannot_be_played_is_rejected(path: str, texts: tuple[str, str], reason: Reason | None) -> None:
+    outcome = admitted(player(path), *texts)
+    if reason is None:
+        assert outcome.admitted
+        assert not outcome.rejections
+    else:
+        assert only(outcome).reason == reason
+        assert not outcome.admitted
+
+
+def test_an_environment_that_answers_otherwise_the_second_time_is_named() -> None:
+    play = player("test_environments.Moody")
+    drawn = ids_of(play, "1<eos>2<eos>3<eos>4<eos>")
+    own = Rollout(drawn, np.zeros(len(drawn), np.float32), observed=play(ASKED, drawn).observed)
+    judge = Admitter(dataclasses.replace(TERMS, prompts=[ASKED]), score, play.detokenize, episodes=play)
+    with pytest.raises(EpisodeError, match="other answers"):
+        judge.score_group(Group("ada", 0, 0, (own, own)))
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def episodes(run: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(run.rglob("round-*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_two_peers_play_and_learn_together(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(
+        tmp_path,
+        {name: {"model": models[name], "learning_rate": 1e-3} for name in "ab"},
+        top={"output_dir": tmp_path / "runs", "threads": 1},
+        task={"validation_size": 4, "environment": "turns.Turns"},
+        sampling={"max_completion_length": 16, "max_turns": 3, "stop": ["1", "+", "="]},
+        objective={"kl_threshold": 1e9},
+    )
+    (tmp_path / "turns.py").write_text(
+        "class Turns:\n"
+        "    def reset(self, **row): self.heard = []\n"
+        "    def reply(self, text): self.heard.append(text); return '[' + str(len(text)) + ']'\n"
+        "    def get_reward(self): return float(sum(map(len, self.heard)) % 3)\n"
+    )
+    assert ftis("train", str(recipe)) == 0
+    run = tmp_path / "runs" / "tiny-seed0"
+    rows = episodes(run)
+    played = [row for row in rows if row["observed"]]
+    assert len(played) > len(rows) / 4
+    for row in played:
+        assert len(row["completion_ids"]) == len(row["gen_logp"])
+        assert row["old_logp"] is None or len(row["old_logp"]) == len(row["completion_ids"])
+        assert len(row["completion_ids"]) + sum(len(one["ids"]) for one in row["observed"]) <= 16
+    metrics = [json.loads(line) for path in run.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+    assert len(metrics) == 8
+    for one in metrics:
+        assert one["foreign_used"] > 0
+        assert one["completions/mean_turns"] > 1
+        assert one["sampling/checked_logp_difference/max"] < 1e-4
+        assert not sum(value for key, value in one.items() if key.endswith("/rejected"))
+    again = load(recipe, overrides=[f"output_dir={tmp_path / 'again'}", "processes=parallel"])
+    assert train(again)
+    assert differences(records_of(tmp_path / "again" / "tiny-seed0"), records_of(run)) == []
+
+
+def test_an_environments_mistake_is_one_line_with_its_place(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = {"validation_size": 4, "environment": "test_environments.Fragile"}
+    recipe = write_recipe(tmp_path, {"a": {"model": models["a"]}}, task=task, sampling={"stop": ["1", "+", "="]})
+    assert ftis("train", str(recipe), "--set", "processes=inline") == 1
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert "KeyError" in error
+    assert "test_environments.py" in error
