@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +48,9 @@ class Table:
     now: float = 100.0
 
     def __post_init__(self) -> None:
-        network = NetworkConfig.model_validate({"deadline": 20.0, "start_seconds": 10.0, **self.settings})
+        network = NetworkConfig.model_validate(
+            {"deadline": 20.0, "start_seconds": 10.0, "patience": math.inf, **self.settings}
+        )
         roster = None if self.is_open else {name: public_hex(KEYS[name]) for name in "abcd"}
         check = OfferCheck(RUN, ROUNDS, roster, MAX_BYTES, MAX_ITEMS)
         self.rounds = Rounds(tuple(self.names), ROUNDS, network, check)
@@ -93,7 +96,9 @@ class Table:
         signer = other.pop("signer", name)
         data = contents_of(name, round) if data is None else data
         document = manifests.to_bytes(replace(manifests.describe(RUN, name, round, life, data, ()), **other))
-        self.heed(self.rounds.offered(found_peer, found_round, document, manifests.seal(KEYS[signer], document)))
+        self.heed(
+            self.rounds.offered(found_peer, found_round, document, manifests.seal(KEYS[signer], document), self.now)
+        )
 
     def collect(self, round: int, skip: str = "", offers_only: str = "") -> None:
         self.closed = None

@@ -59,7 +59,7 @@ def test_bytes_that_are_no_manifest() -> None:
     ]
     for document, reason in cases_document:
         table = Table()
-        table.heed(table.rounds.offered("b", 0, document, manifests.seal(KEYS["b"], document)))
+        table.heed(table.rounds.offered("b", 0, document, manifests.seal(KEYS["b"], document), table.now))
         assert table.reasons() == [("b", reason)]
 
 
@@ -69,7 +69,7 @@ def test_a_seal_that_is_none_is_a_forgery() -> None:
         for is_open in (False, True):
             table = Table(is_open=is_open)
             document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
-            table.heed(table.rounds.offered("b", 0, document, seal))
+            table.heed(table.rounds.offered("b", 0, document, seal, table.now))
             assert table.reasons() == [("b", "forged")]
             table.offers("b", 0)  # in an open swarm the name is still free
             assert list(table.offers_of("b")) == [0]
@@ -124,7 +124,7 @@ def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
 def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
     table = seated()
     for _ in range(MAX_REJECTIONS + 50):
-        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
+        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96), table.now))
     assert len(table.rounds._rejections) == MAX_REJECTIONS
     assert table.kinds().count("forged") == 1
     assert len(table.round_of(0, *"bcd").rejections) == MAX_REJECTIONS
@@ -134,7 +134,7 @@ def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
 def test_a_flood_in_one_name_hides_no_fault_of_another_peer_and_no_other_fault() -> None:
     table = seated()
     for _ in range(MAX_REJECTIONS + 50):
-        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96)))
+        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96), table.now))
     for peer in "bc":
         table.offers(peer, 0)
         table.offers(peer, 0, b"another")

@@ -17,13 +17,13 @@ from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import ExchangeError, Mismatch, mismatch
 from ftis.swarm.manifest import CHUNK_BYTES
+from ftis.swarm.pace import LATE
 from ftis.swarm.rounds import (
     CATCH_UP_SECONDS,
     GRACE_SECONDS,
     MAX_COMINGS,
     MAX_TOKENS,
     NOTICE_SECONDS,
-    STRIKES,
 )
 
 # --- when a round closes ----------------------------------------------------------------------------------------------
@@ -421,47 +421,27 @@ def test_of_whom_the_offer_suffices_in_one_round_the_next_one_is_fetched_and_the
     assert table.to_fetch == []
 
 
-# --- strikes --------------------------------------------------------------------------------------------------------
+# --- late again and again ---------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_lets_two_deadlines_pass_is_not_waited_for_until_it_delivers() -> None:
-    for again in ("delivers", "offers", "comes", None):
+def test_who_lets_two_deadlines_pass_is_not_waited_for_until_it_has_been_in_time_for_a_while() -> None:
+    """Neither presence, which is not signed, nor an offer that is never served makes up for them."""
+    for again in ("offers", "comes", None):
         table = seated()
 
-        def seconds(round: int, table: Table = table) -> float:
+        def seconds(round: int, deed: str | None, table: Table = table) -> float:
             began = table.now
-            table.round_of(round, *"bc")
+            table.collect(round)
+            if deed is not None:
+                DEEDS[deed](table, "d", round)
+            table.delivers("bc", round)
+            table.run()
+            table.serve("d", data=b"junk")  # the fetch of what never came ends
             return table.now - began
 
-        assert [seconds(round) for round in range(5)] == [20.5] * STRIKES + [0.0] * (5 - STRIKES)
-        if again is not None:
-            DEEDS[again](table, "d", 4)
-        waited = again in ("delivers", "comes")  # an offer that is never served costs nobody a deadline
-        assert [seconds(round) for round in (5, 6, 7)] == ([20.5, 20.5, 0.0] if waited else [0.0, 0.0, 0.0])
-
-
-def test_a_peer_that_offers_every_round_and_serves_none_is_waited_for_twice() -> None:
-    table = seated()
-
-    def seconds(round: int) -> float:
-        began = table.now
-        table.collect(round)
-        table.offers("d", round)
-        table.delivers("bc", round)
-        table.run()
-        return table.now - began
-
-    assert [seconds(round) for round in range(6)] == [20.5] * STRIKES + [0.0] * (6 - STRIKES)
-
-
-def test_only_deadlines_in_a_row_count() -> None:
-    table = seated()
-    for round in range(0, 8, 2):
-        began = table.now
-        table.round_of(round, *"bc")
-        assert table.now - began == 20.5
-        table.round_of(round + 1, *"bcd")
-    assert table.kinds().count("deadline") == 4
+        assert [seconds(round, again) for round in range(6)] == [20.5] * 2 + [0.0] * 4
+        assert [seconds(round, "delivers") for round in range(6, 6 + LATE)] == [0.0] * LATE
+        assert [seconds(round, None) for round in range(10, 13)] == [20.5, 0.0, 0.0]
 
 
 def test_who_was_asleep_does_not_wait_for_rounds_that_the_others_have_left_behind() -> None:
@@ -649,7 +629,7 @@ def test_two_peers_train_over_a_transport_of_ten_lines() -> None:
         table = tables[name]
         for (peer, round), (document, seal, _) in sorted(wire.items()):
             if peer == other:
-                table.heed(table.rounds.offered(peer, round, document, seal))
+                table.heed(table.rounds.offered(peer, round, document, seal, table.now))
         table.poll()
         for offer in table.to_fetch:
             assembly = Assembly(offer)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -126,6 +126,7 @@ class Collected:
         late: (sender, round, message) of earlier rounds.
         offered_only: peers that delivered, and whose messages were not fetched, as asked.
         rejections: of offers, before anything was fetched.
+        waited: over a network, the seconds for which the round waited for each peer.
     """
 
     messages: Mapping[str, bytes]
@@ -133,6 +134,7 @@ class Collected:
     late: tuple[tuple[str, int, bytes], ...] = ()
     offered_only: tuple[str, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+    waited: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -208,6 +208,8 @@ class NetworkConfig(_Section):
     """``tls/`` endpoints need all three (``ftis keys new --tls``)."""
     deadline: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a peer waits, once it has published, for peers that are present but slow."""
+    patience: Annotated[float, Field(ge=1)] = 4.0
+    """A round waits for so many times the median delivery time, and for nobody longer."""
     start_seconds: Annotated[float, Field(ge=0)] = 60.0
     """Seconds that a peer waits, once, for peers that it has not seen yet."""
     quorum: Positive = 1

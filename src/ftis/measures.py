@@ -190,6 +190,8 @@ def participation(
             "dropped": float(judged_of[name] - kept_of[name]),
             "bytes": heard.sent_bytes if name == own else received,
         }
+        if name in collected.waited:
+            of_peer["waited"] = collected.waited[name]
         if index >= 0:
             rows = batch.source_N == index
             of_peer["reward"] = float(batch.reward_N[rows].mean())

@@ -373,7 +373,7 @@ class NetworkExchange:
         peer, round = _peer_and_round(str(sample.key_expr))
         seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
         with self.changed:
-            decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal)
+            decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal, time.monotonic())
         self._tell()
         self._carry_out(decisions)
 

@@ -22,7 +22,6 @@ class Other:
         offers_only: rounds for which its offer suffices.
         fetching: the round being fetched.
         answered: the rounds that it offered when it was last asked.
-        strikes: deadlines in a row that it let pass.
         comings: how often it came or went since the last round that was closed.
         newest: the latest round for which it signed an offer.
     """
@@ -38,7 +37,6 @@ class Other:
     offers_only: set[int] = field(default_factory=set)
     fetching: int | None = None
     answered: frozenset[int] = frozenset()
-    strikes: int = 0
     comings: int = 0
     newest: int = -1
 

@@ -9,7 +9,8 @@ clock) included; every call returns the decisions that the transport then carrie
     collect, then poll         a round is awaited      -> Fetch, Ask, NetworkEvent and at last Closed, or ExchangeError
     fetched, corrupt           contents came, or junk
 
-A round closes when every peer that takes part has delivered, when those that have not are gone, or at the deadline. It
+A round closes when every peer that takes part has delivered, when those that have not are gone, when they take too long
+beside the others (:mod:`ftis.swarm.pace`), or at the deadline. It
 closes against the roster, never against the peers that happen to be visible: below the quorum it follows the recipe's
 ``below_quorum``, loudly. A transport with threads holds one lock around all calls; :mod:`ftis.swarm.link` is one.
 """
@@ -28,6 +29,7 @@ from ftis.swarm.facts import ExchangeError, Mismatch
 from ftis.swarm.manifest import Manifest
 from ftis.swarm.offers import OfferCheck, Refusal
 from ftis.swarm.others import Other
+from ftis.swarm.pace import LATE, Pace
 
 GRACE_SECONDS = 1.0
 """How long a peer whose presence ended is still waited for: a link that broke may be back at once."""
@@ -35,8 +37,6 @@ CATCH_UP_SECONDS = 2.0
 """How often everybody is asked for manifests while a round is awaited."""
 NOTICE_SECONDS = 10.0
 """How often a waiting peer names the peers that it waits for."""
-STRIKES = 2
-"""A peer that lets so many deadlines pass in a row is not waited for until it delivers again."""
 KEEP_ROUNDS = 8
 """The fewest rounds for which a message stays on offer."""
 MAX_REJECTIONS = 1000
@@ -111,6 +111,7 @@ class Rounds:
         self._last_round = rounds - 1
         self._max_offers = 4 * keep
         self._awaited = _Awaited(0, 0.0, ())
+        self._pace = Pace(settings.patience)
         self._first_round = 0
         self._entered = float("inf")
         self._announced = False
@@ -118,6 +119,8 @@ class Rounds:
         self._rejections: list[Rejection] = []
         self._rejected: Counter[tuple[str, Reason]] = Counter()
         self._forged: set[str] = set()
+        self._changes: list[tuple[str, bool]] = []
+        self._waited: dict[str, float] = {}
         self._mismatches: dict[str, Mismatch] = {}
 
     # --- asked by the transport -----------------------------------------------------------------------
@@ -148,6 +151,7 @@ class Rounds:
     def enter(self, round: int, now: float) -> None:
         """This peer starts, or restarts, at ``round``. Before :meth:`catch_up`, ask everybody for manifests."""
         self._first_round, self._entered = round, now
+        self._pace.began = now
         self._awaited = _Awaited(round, now, ())  # so that older offers, which anybody can send again, are no news
         for other in self._others.values():
             other.forget_before(self._oldest)
@@ -201,7 +205,7 @@ class Rounds:
         came = not other.live
         if len(other.presence) < MAX_TOKENS:
             other.presence[token] = round
-        other.met, other.gone_since, other.strikes = True, None, 0
+        other.met, other.gone_since = True, None
         return [*(self._came_or_went(other, "joined", f"{peer} is there") if came else []), Ask(peer)]
 
     def absent(self, peer: str, token: str, now: float) -> list[Decision]:
@@ -228,7 +232,7 @@ class Rounds:
         last = other.comings == MAX_COMINGS
         return [self._notice(what, text + ", and comes and goes: this round says no more of it" * last)]
 
-    def offered(self, peer: str, round: int, document: bytes, seal: bytes) -> list[Decision]:
+    def offered(self, peer: str, round: int, document: bytes, seal: bytes, now: float) -> list[Decision]:
         """A manifest was found in the place of ``peer`` and ``round``; ``seal`` came with it."""
         if peer not in self._others:
             return []
@@ -244,10 +248,9 @@ class Rounds:
             detail = f"two different offers for round {round + 1}"
             return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
         other.newest = max(other.newest, round)
+        self._pace.heard.setdefault((peer, round), now)
         if self._is_news(other, offer, known):
             other.offers[round] = offer
-            if round in other.offers_only:
-                other.strikes = 0
         return []
 
     def _is_news(self, other: Other, offer: Manifest, known: Manifest | None) -> bool:
@@ -320,7 +323,7 @@ class Rounds:
         other.fetching = None
         if contents is not None and other.offers.get(offer.round) == offer:
             other.contents[offer.round] = contents
-            other.strikes = 0
+            self._changes += self._pace.came_later(offer.peer, offer.round).items()
 
     # --- closing a round --------------------------------------------------------------------------
 
@@ -328,6 +331,8 @@ class Rounds:
         """Await ``round`` from now on; :meth:`ftis.swarm.link.NetworkExchange.collect` has the arguments."""
         self._awaited = _Awaited(round, now, tuple(name for name in self._others if name not in skip))
         self._noticed = self._asked = now
+        self._waited = {}
+        self._pace.start(now, self._oldest)
         for name in offers_only:
             if name in self._others:
                 self._others[name].offers_only.add(round)
@@ -343,6 +348,7 @@ class Rounds:
         round = self._awaited.round
         decisions: list[Decision] = self._fetches()
         waiting = self._waiting_for(now, decisions)
+        self._waited |= dict.fromkeys(waiting, now - self._awaited.since)
         if not waiting:
             return [*decisions, Closed(self._take())]
         if now - self._noticed > NOTICE_SECONDS:
@@ -380,17 +386,22 @@ class Rounds:
         """The peers still waited for. Without any the round closes, and ``decisions`` names the missing ones."""
         round, wanted = self._awaited.round, self._awaited.wanted
         delivered = [name for name in wanted if self._others[name].has_delivered(round)]
+        for name in delivered:
+            self._pace.delivered(name, round, now)
         if len(delivered) == len(self._others):
+            self._end_of_round(now, [], decisions)
             return []
         undelivered = [name for name in wanted if name not in delivered]
         missing = [name for name in undelivered if round not in self._others[name].refused]
         past = [name for name in missing if self._others[name].is_past(round)]
-        expected = [name for name in missing if name not in past and self._is_expected(self._others[name], now)]
-        if expected and now - self._awaited.since <= self.settings.deadline:
-            return expected
         through = [name for name in missing if name in past or self._has_left_behind(self._others[name])]
         # Whoever was refused still counts: nobody brings a peer to train alone by spoiling the others' offers.
-        if len(delivered) < min(self.settings.quorum, len(wanted) - len(through)):
+        is_quorum = len(delivered) >= min(self.settings.quorum, len(wanted) - len(through))
+        expected = [name for name in missing if name not in past and self._is_expected(name, now)]
+        in_time = [name for name in expected if not (is_quorum and self._is_late(name, expected, now))]
+        if in_time and now - self._awaited.since <= self.settings.deadline:
+            return in_time
+        if not is_quorum:
             if self._waits_below_quorum(len(delivered), undelivered, now):
                 return undelivered
             text = f"round {round + 1}: going on alone, missing: {self._in_words(undelivered)}"
@@ -402,12 +413,32 @@ class Rounds:
         if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
             text = f"round {round + 1}: below the quorum without {', '.join(aside)}, set aside"
             decisions.append(self._notice("aside", text))
-        for name in expected:
-            self._others[name].strikes += 1
         if expected:
-            text = f"round {round + 1}: closed at its deadline without {', '.join(expected)}"
+            text = f"round {round + 1}: closed {self._in_time_for(expected, now)} without {', '.join(expected)}"
             decisions.append(self._notice("deadline", text))
+        self._end_of_round(now, [name for name in expected if self._others[name].met], decisions)
         return []
+
+    def _is_late(self, name: str, expected: Collection[str], now: float) -> bool:
+        """Whether a peer takes too long beside those that have delivered."""
+        met = [other for other in expected if self._others[other].met]
+        return name in met and now > self._pace.end(name, len(met))
+
+    def _in_time_for(self, late: Collection[str], now: float) -> str:
+        """The reason to close a round without these."""
+        if now - self._awaited.since > self.settings.deadline:
+            return "at its deadline"
+        return f"after {now - self._pace.began:.1f} s, {self._pace.median(len(late)) or 0:.1f} s being the median,"
+
+    def _end_of_round(self, now: float, late: Collection[str], decisions: list[Decision]) -> None:
+        """Note who was late, and name those that are waited for no longer or again."""
+        round, wanted = self._awaited.round, self._awaited.wanted
+        others = [name for name in wanted if name not in late and not self._others[name].has_delivered(round)]
+        changes = [*self._changes, *self._pace.close(round, now, late, others).items()]
+        self._changes.clear()
+        for name, again in changes:
+            how = f"waited for again, after {LATE} rounds in time" if again else "not waited for any longer: often late"
+            decisions.append(self._notice("pace", f"round {round + 1}: {name} is {how}"))
 
     def _has_left_behind(self, other: Other) -> bool:
         """Whether it will not come back to this round: it has finished, or is further ahead than anybody waits.
@@ -433,12 +464,13 @@ class Rounds:
     def _is_starting(self, now: float) -> bool:
         return now - self._entered < self.settings.start_seconds
 
-    def _is_expected(self, other: Other, now: float) -> bool:
+    def _is_expected(self, name: str, now: float) -> bool:
         """Whether a peer that has not delivered is worth waiting for."""
-        round = self._awaited.round
+        round, other = self._awaited.round, self._others[name]
         if not other.met:
             return self._is_starting(now)
-        if other.strikes >= STRIKES or round in other.corrupt:
+        self._pace.seen.setdefault(name, now)
+        if not self._pace.waits_for(name) or round in other.corrupt:
             return False
         if other.live:
             return min(other.presence.values()) <= round
@@ -467,7 +499,8 @@ class Rounds:
             other.comings = 0
         rejections, self._rejections = tuple(self._rejections), []
         self._rejected.clear()
-        return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections)
+        waited = {name: self._waited.get(name, 0.0) for name in wanted}
+        return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections, waited)
 
     def _in_words(self, names: Collection[str]) -> str:
         return ", ".join(f"{name} ({self._state(name)})" for name in names)
