@@ -15,14 +15,14 @@ from ftis.rollouts import Ints, Rollout, pad
 
 SHARES = STAKES / 16
 """The part ε that is staked on a token at each place, about the lies per token: 1/16, 1/64, ..., 1/16384."""
-MOST_TOKENS = 2**14
+MOST_TOKENS = 2**16
 """The most tokens with evidence at a time; the oldest are forgotten first."""
 
 
 class Frequent:
-    """An e-detector for each token of a sender's earlier completions with Â > 0.
+    """An e-detector for each token of a sender's earlier groups.
 
-    With a_t the tokens of a group, n groups in the whole run and A known tokens, for each known token a and ε, ::
+    With a_t the tokens of a group, n groups in the whole run and A tokens known before it, for each of these and ε, ::
 
         E_g(a, ε) = Π_t (1 − ε + ε [a_t = a] / π_gen(a_t))        R_g = (R_{g−1} + 1/(6 n A)) · E_g
 
@@ -44,19 +44,20 @@ class Frequent:
             group_N: the group of each, ascending, from 0.
             log_choices: log of the number of ways in which the sender may have chosen these groups among more.
         """
-        if not self._tokens:
-            return np.full(group_N[-1] + 1, NOTHING)
-        start = -math.log(self.groups_of_run * self._log_r_AK.size)
-        gain_TK, place_T = self._gains(rollouts), self._places(rollouts)
+        ids_T, gain_TK = np.concatenate([r.completion_ids for r in rollouts]), self._gains(rollouts)
         group_T = np.repeat(group_N, [len(r) for r in rollouts])
         nats_P = []
         for group in range(group_N[-1] + 1):
             inside = group_T == group
-            known = inside & (place_T >= 0)
-            log_e_AK = np.tile(inside.sum() * np.log1p(-SHARES), (len(self._tokens), 1))
-            np.add.at(log_e_AK, place_T[known], gain_TK[known] - np.log1p(-SHARES))
-            self._log_r_AK = np.logaddexp(self._log_r_AK, start) + log_e_AK
+            if self._tokens:
+                place_T = self._places(ids_T[inside])
+                known = place_T >= 0
+                log_e_AK = np.tile(inside.sum() * np.log1p(-SHARES), (len(self._tokens), 1))
+                np.add.at(log_e_AK, place_T[known], gain_TK[inside][known] - np.log1p(-SHARES))
+                start = -math.log(self.groups_of_run * self._log_r_AK.size)
+                self._log_r_AK = np.logaddexp(self._log_r_AK, start) + log_e_AK
             nats_P.append(self.nats - log_choices)
+            self._know(ids_T[inside])
         self._log_r_AK -= log_choices
         return np.array(nats_P)
 
@@ -65,22 +66,22 @@ class Frequent:
         """log(n Σ R): the evidence since the best start, if only one start counts."""
         return float(np.logaddexp.reduce(self._log_r_AK, axis=None, initial=NOTHING)) + math.log(self.groups_of_run)
 
-    def know(self, completions: Sequence[Ints]) -> None:
-        """Take note of the tokens of a message's completions with Â > 0."""
-        seen = np.unique(np.concatenate([np.zeros(0, np.int32), *completions])).tolist()
-        new = [token for token in seen if token not in self._place and token != OTHER]
-        log_r_AK = np.concatenate([self._log_r_AK, np.full((len(new), len(SHARES)), NOTHING)])
-        self._keep([*self._tokens, *new], log_r_AK)
-
     def gains(self, rollouts: Sequence[Rollout]) -> Floats64:
         """The nats that each place gave to the token and ε with most evidence: [N, T], 0 behind a rollout's end."""
         token, share = np.unravel_index(self._log_r_AK.argmax(), self._log_r_AK.shape)
-        gain_T = np.where(self._places(rollouts) == token, self._gains(rollouts)[:, share], np.log1p(-SHARES[share]))
+        place_T = self._places(np.concatenate([r.completion_ids for r in rollouts]))
+        gain_T = np.where(place_T == token, self._gains(rollouts)[:, share], np.log1p(-SHARES[share]))
         return pad(np.split(gain_T, np.cumsum([len(r) for r in rollouts])[:-1]))
 
-    def _places(self, rollouts: Sequence[Rollout]) -> npt.NDArray[np.int64]:
-        """The row of each token of the rollouts, end to end; −1 for one that is not known."""
-        tokens, of_each = np.unique(np.concatenate([r.completion_ids for r in rollouts]), return_inverse=True)
+    def _know(self, ids: Ints) -> None:
+        new = [token for token in np.unique(ids).tolist() if token not in self._place and token != OTHER]
+        if new:
+            log_r_AK = np.concatenate([self._log_r_AK, np.full((len(new), len(SHARES)), NOTHING)])
+            self._keep([*self._tokens, *new], log_r_AK)
+
+    def _places(self, ids: Ints) -> npt.NDArray[np.int64]:
+        """The row of each token; −1 for one that is not known."""
+        tokens, of_each = np.unique(ids, return_inverse=True)
         return np.array([self._place.get(token, -1) for token in tokens.tolist()], dtype=np.int64)[of_each]
 
     def _gains(self, rollouts: Sequence[Rollout]) -> Floats64:

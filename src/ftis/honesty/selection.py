@@ -155,7 +155,6 @@ class HonestyTest(Selection):
             sender.found, sender.found_after = round, sender.tokens + sum(lengths[: first + 1])
             told_by = sender.frequent.gains(sent) if by_tokens_P[group] else gains_NU
             sender.passages = telling_passages(rollouts, told_by)
-        sender.frequent.know(raised)
         sender.tokens += sum(lengths)
 
     def _log_choices(self, groups: int) -> float:
