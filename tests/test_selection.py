@@ -160,7 +160,7 @@ def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -
 def test_among_strangers_others_failures_are_dropped_and_own_ones_are_not() -> None:
     both = selections_of(recipe_of("ada", "bob"), "ada", OBJECTIVES["TIS"])
     guarded = selections_of(recipe_of("ada", "bob", foreign_failures=False), "ada", OBJECTIVES["TIS"])
-    assert [s.name for s in guarded if s.name not in {one.name for one in both}] == ["failure"]
+    assert [s.name for s in guarded if s.name not in {one.name for one in both}] == ["failure", "short"]
     judged = judged_of([1.0, -1.0, 0.0, -2.0])
     chosen = select(judged, guarded)
     assert chosen.share_R.tolist() == [1, 0, 0]
@@ -169,6 +169,20 @@ def test_among_strangers_others_failures_are_dropped_and_own_ones_are_not() -> N
     assert select(replace(judged, batch=own), guarded).share_R.tolist() == [1, 1, 1]
     (only,) = [one for one in guarded if one.name == "failure"]  # with a KL to the reference, Â = 0 has a row too
     assert only.shares(replace(judged, rows=np.arange(4))).tolist() == [1, 0, 1, 0]
+
+
+def test_among_strangers_a_short_rollout_counts_by_its_length() -> None:
+    """Own ones have 4 and 2 tokens, so l = 3; the others' have 1, 3 and 6."""
+    judged = judged_of([1.0, 1.0, -1.0, 1.0, 1.0])
+    lengths = (4, 1, 2, 3, 6)
+    rollouts = [Rollout(np.ones(n, np.int32), np.zeros(n, np.float32)) for n in lengths]
+    own_N = np.array([True, False, True, False, False])
+    judged = replace(judged, batch=replace(judged.batch, rollouts=tuple(rollouts), own_N=own_N))
+    recipe = recipe_of("ada", "bob", foreign_failures=False)
+    (short,) = [one for one in selections_of(recipe, "ada", OBJECTIVES["TIS"]) if one.name == "short"]
+    assert short.shares(judged).tolist() == pytest.approx([1, 1 / 3, 1, 1, 1])
+    by_token = recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"name": "DAPO"})})
+    assert "short" not in [one.name for one in selections_of(by_token, "ada", OBJECTIVES["DAPO"])]
 
 
 @pytest.mark.parametrize(

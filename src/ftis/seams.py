@@ -49,6 +49,7 @@ it."""
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.swarm.limit.foreign_limit",
     "failure": "ftis.swarm.limit.successes_only",
+    "short": "ftis.swarm.limit.by_length",
     "penalty": "ftis.swarm.penalties.penalties",
     "honesty": "ftis.honesty.selection.honesty_test",
     "alignment": "ftis.text.selection.readable",

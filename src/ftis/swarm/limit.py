@@ -1,4 +1,4 @@
-"""Limits on foreign rollouts: how many, and whether failures. Seed, round and peer decide, so they need no message."""
+"""Limits on foreign rollouts: how many, whether failures, and how much of short ones. None needs a message."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ftis.admission import Admission
 from ftis.config import Recipe
+from ftis.objectives import resolve, sequence_mean
 from ftis.schedule import seed_of
 from ftis.selection import Judged, OfShares, Selection
 
@@ -63,6 +64,23 @@ def successes_only(recipe: Recipe, own: str) -> Selection | None:
 def _successes(judged: Judged) -> Tensor:
     own_R = torch.from_numpy(judged.batch.own_N[judged.rows])
     return (own_R | (judged.advantage_R >= 0)).float()
+
+
+def by_length(recipe: Recipe, own: str) -> Selection | None:
+    """Counts others' shorter rollouts by their length, if ``training.foreign_failures`` is false.
+
+    The share is min(1, |a_i|/l), with l the mean length of own rollouts. GRPO divides by |a_i|, so each token of a
+    short answer would count more. Right answers without reasoning then drive reasoning out before it pays.
+    """
+    guarded = recipe.training.foreign_failures is False and resolve(recipe.objective).reduction is sequence_mean
+    return OfShares(_length_shares, "short") if guarded else None
+
+
+def _length_shares(judged: Judged) -> Tensor:
+    batch = judged.batch
+    length_N, own_N = torch.tensor([float(len(rollout)) for rollout in batch.rollouts]), torch.from_numpy(batch.own_N)
+    share_N = (length_N / length_N[own_N].mean()).clamp(max=1) if own_N.any() else torch.ones(len(batch))
+    return torch.where(own_N, 1.0, share_N)[judged.rows]
 
 
 def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
