@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from run_files import differences, records_of
 from test_prompting import CHATML
 from torch import Tensor
+from toys_of_turns import Echo
 from wire_messages import rollout
 
 from ftis.admission import Admission, Admitter, Reason
 from ftis.config import PromptConfig, RecipeError
-from ftis.environments.calculator import calculated
+from ftis.environments.calculator import Calculator, calculated
 from ftis.environments.contract import open_environment
 from ftis.environments.play import Player, _require_tools
 from ftis.episodes import EpisodeError, UnplayableError
@@ -32,62 +33,12 @@ from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
 from ftis.run.runs import run as train
+from ftis.seams import GIVEN
 from recipes import write_recipe
 
 EOS = SPECIAL_TOKENS.index("<eos>")
 PLAIN = PromptConfig(system_prompt="", chat_template="never")
 ASKED = Prompt(0, "3+4", "7")
-
-
-class Echo:
-    """Repeats what it hears until it hears nothing, or the answer."""
-
-    def reset(self, answer: str) -> str:
-        self.answer = answer
-        return "?"
-
-    def reply(self, text: str) -> str | None:
-        return None if text in ("", self.answer) else f"{text}!"
-
-
-class Wallet:
-    """An environment with tools."""
-
-    def reset(self, **row: object) -> None:
-        self.coins = 0
-
-    def earn(self, coins: int) -> str:
-        """Earn coins.
-
-        Args:
-            coins: how many.
-        """
-        self.coins += coins
-        return f"{self.coins} coins"
-
-    def get_reward(self) -> float:
-        return float(self.coins)
-
-
-class Moody(Echo):
-    """Answers the same actions otherwise each time."""
-
-    replies = 0
-
-    def reply(self, text: str) -> str | None:
-        Moody.replies += 1
-        return "+" * Moody.replies
-
-
-class Fragile(Echo):
-    def reply(self, text: str) -> str | None:
-        raise KeyError(text)
-
-
-class Without:
-    """No environment."""
-
-    def reset(self) -> None: ...
 
 
 def player(path: str, stop: tuple[str, ...] = (), most: int = 24, turns: int = 4, template: str = "") -> Player:
@@ -167,7 +118,7 @@ PLAYED = {  # drawn text ($: an end token), stop strings; the completion's text,
 @pytest.mark.parametrize("case", PLAYED)
 def test_drawn_tokens_say_all_of_an_episode(case: str) -> None:
     drawn, stop, text, places, left = PLAYED[case]
-    play = player("test_environments.Echo", stop)
+    play = player("toys_of_turns.Echo", stop)
     found = play(ASKED, ids_of(play, drawn.replace("$", "<eos>")))
     assert (found.text, [at for at, _ in found.observed], found.left) == (text, places, left)
     assert found.reward is None  # Echo gives none
@@ -178,12 +129,12 @@ def test_drawn_tokens_say_all_of_an_episode(case: str) -> None:
     "drawn", ["7$1", "7$7$", "1$2$3$4$5", "abcdefghijk$7$", "abcdefghijklmnopqrstuvwxyz", "12345$12345$123456789"]
 )
 def test_tokens_behind_an_episodes_end_cannot_be_played(drawn: str) -> None:
-    play = player("test_environments.Echo")
+    play = player("toys_of_turns.Echo")
     with pytest.raises(UnplayableError):
         play(ASKED, ids_of(play, drawn.replace("$", "<eos>")))
 
 
-PLAYERS = [player("test_environments.Echo"), player("guess"), player("calculator", ("=",))]
+PLAYERS = [player("toys_of_turns.Echo"), player("guess"), player("calculator", ("=",))]
 
 
 @given(which=st.integers(0, 2), text=st.text("17$=<+", max_size=30))
@@ -204,7 +155,7 @@ def test_whatever_was_drawn_is_played_within_limits_or_refused(which: int, text:
 
 
 def test_a_chat_template_writes_the_answer_and_opens_the_models_next_turn() -> None:
-    play = player("test_environments.Echo", template=CHATML, most=200)
+    play = player("toys_of_turns.Echo", template=CHATML, most=200)
     found = play(ASKED, ids_of(play, "5<|im_end|>"))
     (answer,) = found.observed
     assert play.tokenizer.decode(answer.ids) == "\n<|im_start|>user\n5!<|im_end|>\n<|im_start|>assistant\n"
@@ -218,7 +169,7 @@ CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + C
 
 
 def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
-    play = player("test_environments.Wallet", template=CALLS, most=2000)
+    play = player("toys_of_turns.Wallet", template=CALLS, most=2000)
     assert play.tokenizer.decode(play.render(ASKED)).startswith("earn <|im_start|>user")
 
     def after(*calls: str) -> tuple[str, float | None]:
@@ -235,17 +186,19 @@ def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
     _require_tools(play)
     for template in ("", CHATML):
         with pytest.raises(TaskError, match=r"task\.environment with tools"):
-            _require_tools(player("test_environments.Wallet", template=template))
+            _require_tools(player("toys_of_turns.Wallet", template=template))
 
 
 def test_a_calculator_is_exact_and_calculates_nothing_else() -> None:
     for expression, value in {"12*7": "84", "7/2": "3.5", "1/3": "1/3", "-2+0.1": "-1.9", "1,000*3": "3000"}.items():
         assert calculated(expression) == value
-    for wrong in ("1/0", "", "2**99", "__import__('os')", "x", "1+" * 60 + "1", "True", "9" * 101):
-        assert calculated(wrong) == "error", wrong
+    for wrong in ("1/0", "", "2**99", "__import__('os')", "x", "True", "(" * 99, "1 2"):
+        assert calculated(wrong) is None, wrong
+    replies = {"She has 3 + 4 =": " 7", "=": "", "x =": "", "That is 2 * (3 - 1)=": " 4", "7\n": None, "": None}
+    assert {text: Calculator().reply(text) for text in replies} == replies
 
 
-@pytest.mark.parametrize("path", ["nothing.Here", "json.dumps", "test_environments.Without", "test_environments.ASKED"])
+@pytest.mark.parametrize("path", ["nothing.Here", "json.dumps", "toys_of_turns.Without", "toys_of_turns.NOTHING"])
 def test_what_is_no_environment_is_refused(path: str) -> None:
     with pytest.raises(RecipeError, match=r"task\.environment"):
         open_environment(path)
@@ -270,7 +223,7 @@ def test_a_senders_actions_are_played_here_and_earn_what_they_earn_here() -> Non
     assert scored.completions == ("9\n> -\n7", "1\n> +\n2\n> +\n3\n> +\n4")
     assert scored.rewards == (1.0, 0.0)
     assert [len(one.observed) for one in scored.group.rollouts] == [1, 3]
-    (scored,) = admitted(player("test_environments.Echo"), "7$", "5$7$").admitted
+    (scored,) = admitted(player("toys_of_turns.Echo"), "7$", "5$7$").admitted
     assert scored.rewards == (0.5, 0.5)  # of the reward function, as Echo has no get_reward
 
 
@@ -282,7 +235,7 @@ def test_a_senders_actions_are_played_here_and_earn_what_they_earn_here() -> Non
         ("guess", ("1$2$3$4$5$", "1$7$"), Reason.UNPLAYABLE),
         ("guess", ("1" * 25, "1$7$"), Reason.TOO_LONG),
         ("guess", ("1" * 24, "1$7$"), None),
-        ("test_environments.Fragile", ("1$7$", "1$7$"), Reason.UNSCORED),
+        ("toys_of_turns.Fragile", ("1$7$", "1$7$"), Reason.UNSCORED),
     ],
 )
 def test_what_cannot_be_played_is_rejected(path: str, texts: tuple[str, str], reason: Reason | None) -> None:
@@ -296,7 +249,7 @@ def test_what_cannot_be_played_is_rejected(path: str, texts: tuple[str, str], re
 
 
 def test_an_environment_that_answers_otherwise_the_second_time_is_named() -> None:
-    play = player("test_environments.Moody")
+    play = player("toys_of_turns.Moody")
     drawn = ids_of(play, "1<eos>2<eos>3<eos>4<eos>")
     own = Rollout(drawn, np.zeros(len(drawn), np.float32), observed=play(ASKED, drawn).observed)
     judge = Admitter(dataclasses.replace(TERMS, prompts=[ASKED]), score, play.detokenize, episodes=play)
@@ -354,10 +307,24 @@ def test_an_environments_mistake_is_one_line_with_its_place(
     tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    task = {"validation_size": 4, "environment": "test_environments.Fragile"}
+    task = {"validation_size": 4, "environment": "toys_of_turns.Fragile"}
     recipe = write_recipe(tmp_path, {"a": {"model": models["a"]}}, task=task, sampling={"stop": ["1", "+", "="]})
     assert ftis("train", str(recipe), "--set", "processes=inline") == 1
     error = capsys.readouterr().err.strip()
     assert "\n" not in error
     assert "KeyError" in error
-    assert "test_environments.py" in error
+    assert "toys_of_turns.py" in error
+
+
+def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis.rewards.helper.CPU_SECONDS", 0.5)
+    outcome = admitted(player("toys_of_turns.Endless"), "1$7$", "1$7$")
+    assert only(outcome).reason == Reason.UNSCORED
+    assert "limits" in only(outcome).detail
+
+
+def test_an_environment_that_a_program_gives_plays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GIVEN, "given.echo", Echo)
+    environment = open_environment("given.echo")
+    assert environment.helper is None
+    assert environment.play(ASKED, ["5", "7"]).answers == [[{"role": "user", "content": "5!"}], []]

@@ -1,45 +1,42 @@
-"""A calculator for word problems: what stands between ``<<`` and ``=`` is computed, as in ``<<12*7=84>>``."""
+"""A calculator for word problems: it completes what a model calculates, as in ``12 * 7 =``."""
 
 from __future__ import annotations
 
 import ast
 import operator
+import re
 from fractions import Fraction
 
+EXPRESSION = re.compile(r"[-+*/().,\d ]{1,100}$")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-LONGEST = 100
-"""Letters of an expression."""
 
 
 class Calculator:
-    """Answers a turn that ends in ``<<…=`` with the value and ``>>``. Wants ``sampling.stop = ["="]``."""
+    """Completes a turn that ends in ``=`` with the value of the expression before. Wants ``sampling.stop = ["="]``."""
 
     def reset(self, **row: object) -> None:
         return None
 
     def reply(self, text: str) -> str | None:
-        """The value, or an error in words; None if nothing is asked."""
-        _, asked, expression = text.rpartition("<<")
-        if not asked or not expression.endswith("="):
-            return None if not text.endswith("=") else ""
-        return f"{calculated(expression[:-1])}>>"
+        """A space and the value; nothing if no expression stands there; None for a turn with another end."""
+        if not text.endswith("="):
+            return None
+        found = EXPRESSION.search(text[:-1])
+        value = calculated(found.group()) if found else None
+        return "" if value is None else f" {value}"
 
 
-def calculated(expression: str) -> str:
-    """The value of sums, differences, products and quotients, exactly: ``7/2`` is 3.5, and ``1/3`` is 1/3."""
+def calculated(expression: str) -> str | None:
+    """The exact value of sums, differences, products and quotients: ``7/2`` is 3.5, ``1/3`` is 1/3. None: no value."""
     try:
-        if len(expression) > LONGEST:
-            raise ValueError
         value = _value(ast.parse(expression.strip().replace(",", ""), mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
-        return "error"
-    if value.denominator == 1:
-        return str(value.numerator)
+        return None
     rest = value.denominator
     for prime in (2, 5):
         while rest % prime == 0:
             rest //= prime
-    return f"{float(value):.12g}" if rest == 1 else str(value)
+    return f"{float(value):.12g}" if rest == 1 and value.denominator > 1 else str(value)
 
 
 def _value(node: ast.expr) -> Fraction:

@@ -8,7 +8,8 @@ Both are a class, made without arguments and used again after ``reset``:
   them. Or ``reply(text) -> str | None`` answers a turn as text; None ends the episode.
 - ``get_reward() -> float`` is asked at the end. Without it the recipe's reward function scores the whole completion.
 
-An environment must answer the same actions of the same row alike: each peer plays the others' episodes itself.
+An environment must answer the same actions of the same row alike: each peer plays the others' episodes itself. It plays
+in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import inspect
 import json
 import math
 import re
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftis.config import RecipeError
 from ftis.episodes import EpisodeError
+from ftis.rewards.helper import Helper, Judge, serve
 from ftis.rollouts import Prompt
-from ftis.seams import ENVIRONMENTS, look_up
+from ftis.seams import ENVIRONMENTS, GIVEN, look_up
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 """A call as Qwen, SmolLM3 and Hermes write it: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
@@ -35,49 +38,81 @@ Message = dict[str, Any]
 """A message of a chat template: role and content."""
 
 
+class Transcript(NamedTuple):
+    """An environment's part of an episode.
+
+    Attributes:
+        told: the text that ``reset`` appends to the question.
+        answers: the messages that answer each turn, up to the first turn without any, which ends the episode.
+        reward: after the last of these turns; None if the environment gives none.
+    """
+
+    told: str
+    answers: list[list[Message]]
+    reward: float | None
+
+
 @dataclass(frozen=True)
 class Environment:
     """An environment of the user's, checked, with its errors attributed.
 
     Attributes:
-        path: its dotted path, for messages.
+        path: its dotted path.
         tools: its public methods by name; empty for one with ``reply``.
+        helper: the process in which it plays; None: this one.
     """
 
     path: str
     instance: Any
     tools: Mapping[str, Callable[..., Any]]
+    helper: Helper | None = None
 
-    def reset(self, prompt: Prompt) -> str:
-        """Begin a problem's episode. Returns the text behind the question."""
+    @property
+    def owns_reward(self) -> bool:
+        """Whether it gives the reward itself, so that no reward function is asked."""
+        return hasattr(self.instance, "get_reward")
+
+    def play(self, prompt: Prompt, turns: Sequence[str]) -> Transcript:
+        """Play an episode from its beginning: the texts of the model's turns.
+
+        Raises:
+            EpisodeError: a method raised, returned something else, or took too long.
+        """
         row = {**prompt.columns, "question": prompt.question, "answer": prompt.answer}
+        if self.helper is None:
+            return self.play_here(row, turns)
+        found = self.helper.ask({"row": row, "turns": list(turns)})
+        if found is None:
+            raise EpisodeError(
+                f"task.environment {self.path!r} did not answer within its limits of time and memory, in item "
+                f"{prompt.item}: give it limits of its own"
+            )
+        if "error" in found:
+            raise EpisodeError(found["error"])
+        return Transcript(*found["played"])
+
+    def play_here(self, row: Mapping[str, Any], turns: Sequence[str]) -> Transcript:
+        """:meth:`play` in this process."""
         parameters = inspect.signature(self.instance.reset).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             row = {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
-        told = self._call("reset", self.instance.reset, **row)
-        if not (told is None or isinstance(told, str)):
-            raise EpisodeError(f"task.environment {self.path!r}: reset returned {told!r:.80}; return text or None")
-        return told or ""
+        told, answers = self._text("reset", self.instance.reset, **row) or "", []
+        for turn in turns:
+            answers.append(self._answers(turn))
+            if not answers[-1]:
+                break
+        reward = self._call("get_reward", self.instance.get_reward) if self.owns_reward else None
+        if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float))):
+            raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward!r:.80}; return a number")
+        if reward is not None and not math.isfinite(reward):
+            raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward}; return a finite number")
+        return Transcript(told, answers, reward if reward is None else float(reward))
 
-    def answers(self, text: str) -> list[Message]:
-        """The messages that answer a turn; none: the episode is over."""
-        if not self.tools:
-            told = self._call("reply", self.instance.reply, text)
-            if not (told is None or isinstance(told, str)):
-                raise EpisodeError(f"task.environment {self.path!r}: reply returned {told!r:.80}; return text or None")
-            return [] if told is None else [{"role": "user", "content": told}]
-        return [self._use(call) for call in CALL.findall(text)]
-
-    def reward(self) -> float | None:
-        """The finished episode's reward; None if the environment gives none."""
-        if not hasattr(self.instance, "get_reward"):
-            return None
-        reward = self._call("get_reward", self.instance.get_reward)
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            raise EpisodeError(
-                f"task.environment {self.path!r}: get_reward returned {reward!r:.80}; return a finite number"
-            )
-        return float(reward)
+    def _answers(self, text: str) -> list[Message]:
+        if self.tools:
+            return [self._use(call) for call in CALL.findall(text)]
+        told = self._text("reply", self.instance.reply, text)
+        return [] if told is None else [{"role": "user", "content": told}]
 
     def _use(self, call: str) -> Message:
         """Call a tool as the model asks. A mistake, the model's or the tool's, is text for the model."""
@@ -92,6 +127,12 @@ class Environment:
             told = {"error": f"{type(error).__name__}: {error}"}
         return {"role": "tool", "name": name, "content": str(told)}
 
+    def _text(self, name: str, function: Callable[..., Any], *arguments: Any, **row: Any) -> str | None:
+        told = self._call(name, function, *arguments, **row)
+        if told is None or isinstance(told, str):
+            return told
+        raise EpisodeError(f"task.environment {self.path!r}: {name} returned {told!r:.80}; return text or None")
+
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **row: Any) -> Any:
         try:
             return function(*arguments, **row)
@@ -103,8 +144,11 @@ class Environment:
             ) from error
 
 
-def open_environment(path: str) -> Environment:
+def open_environment(path: str, apart: bool = True) -> Environment:
     """The environment that ``task.environment`` names.
+
+    Args:
+        apart: let it play in a process of its own. An object that a program gave plays here in any case.
 
     Raises:
         RecipeError: the path leads nowhere, or to an object without the contract.
@@ -115,23 +159,38 @@ def open_environment(path: str) -> Environment:
         instance = made()
     except Exception as error:
         raise RecipeError(
-            f"{where}: making one raised {type(error).__name__}: {error}; it takes no arguments"
+            f"{where}: making one raised {type(error).__name__}: {error}; it is made without arguments"
         ) from error
     if not callable(getattr(instance, "reset", None)):
         raise RecipeError(f"{where}: has no method reset(**row); see docs/environments.md")
-    if callable(getattr(instance, "reply", None)):
-        return Environment(path, instance, {})
-    public = inspect.getmembers(instance, inspect.ismethod)
-    tools = {name: method for name, method in public if not name.startswith("_") and name not in NO_TOOLS}
-    if not tools:
-        raise RecipeError(f"{where}: has neither reply(text) nor a public method as a tool; see docs/environments.md")
-    return Environment(path, instance, tools)
+    tools: dict[str, Callable[..., Any]] = {}
+    if not callable(getattr(instance, "reply", None)):
+        public = inspect.getmembers(instance, inspect.ismethod)
+        tools = {name: method for name, method in public if not name.startswith("_") and name not in NO_TOOLS}
+        if not tools:
+            raise RecipeError(
+                f"{where}: has neither reply(text) nor a public method as a tool; see docs/environments.md"
+            )
+    helper = None
+    if apart and path not in GIVEN:
+        needs = "what the environment imports"
+        helper = Helper("ftis.environments.contract", f"plays {path}", needs, [path, *filter(None, sys.path)])
+    return Environment(path, instance, tools, helper)
 
 
-def owns_reward(path: str) -> bool:
-    """Whether an environment gives the reward itself, so that no reward function is asked.
+def load() -> Judge:
+    """What the helper's process does: play the episodes of the environment that its arguments name."""
+    sys.path += [place for place in sys.argv[3:] if place not in sys.path]
+    environment = open_environment(sys.argv[2], apart=False)
 
-    Raises:
-        RecipeError: as :func:`open_environment`.
-    """
-    return hasattr(open_environment(path).instance, "get_reward")
+    def played(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"played": environment.play_here(request["row"], request["turns"])}
+        except EpisodeError as error:
+            return {"error": str(error)}
+
+    return played
+
+
+if __name__ == "__main__":
+    serve(load)

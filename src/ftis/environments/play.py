@@ -65,7 +65,7 @@ class Player:
 
     def render(self, prompt: Prompt) -> Ints:
         """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools."""
-        told = replace(prompt, question=prompt.question + self.environment.reset(prompt))
+        told = replace(prompt, question=prompt.question + self.environment.play(prompt, ()).told)
         return render_prompt(told, self.config, self.tokenizer, tools=list(self.environment.tools.values()))
 
     def go_on(
@@ -134,32 +134,30 @@ class Player:
             UnplayableError: a token stands behind the episode's end, or the episode is longer than a completion may be.
         """
         turns = self._turns(drawn)
-        self.environment.reset(prompt)
+        texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
+        whole = [int(turn[-1]) in self.end_ids for turn in turns]
+        ended = [end or holds(self.stop, text) for end, text in zip(whole, texts, strict=True)]
+        heard = self.environment.play(prompt, texts if all(ended) else texts[: ended.index(False)])
         observed: list[Observed] = []
         parts: list[str] = []
         at = used = left = 0
-        for number, turn in enumerate(turns, 1):
+        for number, (turn, text) in enumerate(zip(turns, texts, strict=True)):
             at, used, left = at + len(turn), used + len(turn), 0
             if used > self.most:
                 raise UnplayableError(f"the completion has more than {self.most} tokens with its environment's answers")
-            text = cut_at(self.stop, self.detokenize(turn.tolist()))
             parts.append(text)
-            whole, inline = int(turn[-1]) in self.end_ids, holds(self.stop, text)
-            answers = self.environment.answers(text) if whole or inline else []
+            answers = heard.answers[number] if number < len(heard.answers) else []
             answered = "\n".join(answer["content"] for answer in answers)
-            ids = self._ids(answers, answered, inline and not whole) if answers and number < self.most_turns else None
-            if ids is None or used + len(ids) >= self.most:
-                if number < len(turns):
-                    raise UnplayableError(f"turn {number + 1} stands behind the episode's end")
+            ids = self._ids(answers, answered, inline=not whole[number]) if answers else None
+            if ids is None or number + 1 == self.most_turns or used + len(ids) >= self.most:
+                if number + 1 < len(turns):
+                    raise UnplayableError(f"turn {number + 2} stands behind the episode's end")
                 break
             observed.append(Observed(at, ids))
-            parts.append(
-                answered if inline and not whole else "".join(f"\n> {line}" for line in answered.split("\n")) + "\n"
-            )
+            parts.append(_quoted(answered) if whole[number] else answered)
             used += len(ids)
             left = self.most - used
-        reward = None if left else self.environment.reward()
-        return Played(tuple(observed), "".join(parts), left, reward)
+        return Played(tuple(observed), "".join(parts), left, None if left else heard.reward)
 
     def _turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut behind each end token and each token that completes a stop string."""
@@ -188,6 +186,11 @@ class Player:
             raise TaskError("the chat template leaves out earlier turns, so a model cannot read them: take another")
         ends = sorted((self.tokenizer.decode([end]) for end in self.end_ids), key=len, reverse=True)
         return next((behind[len(end) :] for end in ends if behind.startswith(end)), behind)
+
+
+def _quoted(text: str) -> str:
+    """An answer in lines of its own, each behind ``>``."""
+    return "".join(f"\n> {line}" for line in text.split("\n")) + "\n"
 
 
 def _longer(rollout: Rollout, more: Rollout, left: int) -> Rollout:

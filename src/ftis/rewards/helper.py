@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
@@ -41,11 +41,12 @@ class Helper:
     Args:
         module: the program to run; it calls :func:`serve`.
         does: the helper's work, for errors.
-        needs: the package that the helper needs, for errors.
+        needs: what the helper needs, for errors.
+        arguments: the program's own.
     """
 
-    def __init__(self, module: str, does: str, needs: str) -> None:
-        self.module, self.does, self.needs = module, does, needs
+    def __init__(self, module: str, does: str, needs: str, arguments: Sequence[str] = ()) -> None:
+        self.module, self.does, self.needs, self.arguments = module, does, needs, arguments
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: SimpleQueue[bytes] = SimpleQueue()
@@ -80,7 +81,7 @@ class Helper:
 
     def command(self) -> list[str]:
         # -P: a file in the working directory that is named like a library must not be imported instead of it.
-        return [sys.executable, "-P", "-W", "ignore", "-m", self.module, str(CPU_SECONDS)]
+        return [sys.executable, "-P", "-W", "ignore", "-m", self.module, str(CPU_SECONDS), *self.arguments]
 
     def stop(self) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
 from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
-from ftis.environments.contract import owns_reward
+from ftis.environments.contract import open_environment
 from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.prompts import Task, TaskError
@@ -104,7 +104,7 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
         )
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
-    if asked not in rewarded and not (config.environment and owns_reward(config.environment)):
+    if asked not in rewarded and not (config.environment and open_environment(config.environment).owns_reward):
         for part in parts_of(score):
             require_columns(part, task.validation[0], config.name)
             require_rewardable(part, task.train, f"task {config.name!r}, training problem")

@@ -1,0 +1,62 @@
+"""Environments for tests, which a helper's process imports too."""
+
+from __future__ import annotations
+
+NOTHING = None
+
+
+class Echo:
+    """Repeats what it hears until it hears nothing, or the answer."""
+
+    def reset(self, answer: str) -> str:
+        self.answer = answer
+        return "?"
+
+    def reply(self, text: str) -> str | None:
+        return None if text in ("", self.answer) else f"{text}!"
+
+
+class Wallet:
+    """An environment with tools."""
+
+    def reset(self, **row: object) -> None:
+        self.coins = 0
+
+    def earn(self, coins: int) -> str:
+        """Earn coins.
+
+        Args:
+            coins: how many.
+        """
+        self.coins += coins
+        return f"{self.coins} coins"
+
+    def get_reward(self) -> float:
+        return float(self.coins)
+
+
+class Moody(Echo):
+    """Answers the same actions otherwise each time."""
+
+    replies = 0
+
+    def reply(self, text: str) -> str | None:
+        Moody.replies += 1
+        return "+" * Moody.replies
+
+
+class Fragile(Echo):
+    def reply(self, text: str) -> str | None:
+        raise KeyError(text)
+
+
+class Without:
+    """No environment."""
+
+    def reset(self) -> None: ...
+
+
+class Endless(Echo):
+    def reply(self, text: str) -> str | None:
+        while True:
+            pass
