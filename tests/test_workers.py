@@ -11,52 +11,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from memory import goes_back_to_the_system
+from jobs import count, die, fail, free_a_block, overlap, wait_for_stop
 
 from ftis.check.preflight import sound_process
 from ftis.config import FtisError
 from ftis.recipe.arms import RunError
-from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped, Say
-from ftis.run.workers import Job, Stop, run_jobs, without_ctrl_c
+from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped
+from ftis.run.workers import Job, run_jobs, without_ctrl_c
 
 REMEDY = "start it again"
-
-
-def count(number: int, say: Say, stop: Stop) -> None:
-    for step in range(number):
-        say(PeerStarted(step))
-
-
-def wait_for_stop(touched: Path, say: Say, stop: Stop) -> None:
-    """Says that it runs, and that it was asked to stop."""
-    touched.touch()
-    say(PeerStarted(os.getpid()))
-    while not stop.is_set():
-        threading.Event().wait(0.01)
-    say(PeerStopped(os.getpid()))
-
-
-def fail(error: Exception, wait_for: Path, say: Say, stop: Stop) -> None:
-    while not wait_for.exists():
-        threading.Event().wait(0.01)
-    raise error
-
-
-def die(wait_for: Path, say: Say, stop: Stop) -> None:
-    while not wait_for.exists():
-        threading.Event().wait(0.01)
-    os._exit(9)
-
-
-def overlap(directory: Path, name: str, say: Say, stop: Stop) -> None:
-    """Says how many jobs run at this moment, this one included."""
-    (directory / name).touch()
-    say(PeerFinished(len(list(directory.iterdir()))))
-    (directory / name).unlink()
-
-
-def free_a_block(say: Say, stop: Stop) -> None:
-    say(PeerFinished(goes_back_to_the_system()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings")
@@ -90,8 +53,8 @@ def test_no_more_run_at_a_time_than_asked_for(tmp_path: Path) -> None:
     ("error", "said"),
     [
         (FtisError("the model is too large: take a smaller one"), "^the model is too large: take a smaller one$"),
-        (OSError(28, "No space"), r"^bad: .*test_workers.py, line \d+, in fail: OSError: .*No space; mend it there"),
-        (KeyError("x"), r"^bad: .*test_workers.py, line \d+, in fail: KeyError: 'x'; mend it there"),
+        (OSError(28, "No space"), r"^bad: .*jobs.py, line \d+, in fail: OSError: .*No space; mend it there"),
+        (KeyError("x"), r"^bad: .*jobs.py, line \d+, in fail: KeyError: 'x'; mend it there"),
     ],
 )
 def test_a_failure_stops_the_others_and_is_raised(error: Exception, said: str, tmp_path: Path) -> None:
@@ -147,7 +110,7 @@ import signal, sys, threading
 from pathlib import Path
 from ftis.run import workers
 from ftis.run.workers import Job, run_jobs
-from test_workers import {function}
+from jobs import {function}
 
 signal.signal(signal.SIGINT, signal.{handling})
 
@@ -161,22 +124,6 @@ if __name__ == "__main__":
     run_jobs([Job("it", {function}, (Path(sys.argv[1]),))], 1, say, stop, "")
     print("asked" if stop.is_set() else "unasked", flush=True)
 """
-
-
-def never_stop(touched: Path, say: Say, stop: Stop) -> None:
-    say(PeerStarted(os.getpid()))
-    stop_seen = False
-    while True:
-        threading.Event().wait(0.01)
-        if stop.is_set() and not stop_seen:
-            stop_seen = True
-            say(PeerStopped(os.getpid()))
-
-
-def wait_for_file(touched: Path, say: Say, stop: Stop) -> None:
-    say(PeerStarted(os.getpid()))
-    while not touched.exists():
-        threading.Event().wait(0.01)
 
 
 def program(function: str, tmp_path: Path, handling: str = "default_int_handler") -> subprocess.Popen[str]:
@@ -240,19 +187,16 @@ def assert_gone(pid: int) -> None:
 
 GUARDED = """
 import threading
-import test_workers
+import jobs
+from ftis.run import workers
 from ftis.run.workers import Job, run_jobs
-test_workers.MARK = 7  # as a script registers a model that the recipe names
+workers.PRELOADED = "ftis.run.workers"
+jobs.MARK = 7  # as a script registers a model that the recipe names
 if __name__ == "__main__":
     heard = []
-    run_jobs([Job("one", test_workers.tell_mark, ())], 1, heard.append, threading.Event(), "")
+    run_jobs([Job("one", jobs.tell_mark, ())], 1, heard.append, threading.Event(), "")
     print(heard[0].step, flush=True)
 """
-MARK = 0
-
-
-def tell_mark(say: Say, stop: Stop) -> None:
-    say(PeerStarted(MARK))
 
 
 def test_a_script_is_run_again_by_its_workers_up_to_its_main_guard(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -64,18 +65,23 @@ def load(config: TaskConfig) -> Task:
     operators = {**OPTIONS, **config.options}["operators"]
     if type(operators) is not int or not 1 <= operators <= 32:
         raise TaskError(f"task.options.operators = {operators!r}: use a whole number from 1 to 32")
+    return _problems(config.name, operators, config.train_size, config.validation_size, config.seed)
+
+
+@lru_cache(maxsize=8)
+def _problems(name: str, operators: int, train_size: int | None, validation_size: int | None, seed: int) -> Task:
+    """The task, made once a process: a run asks for it before it starts, and again for each of its peers."""
     if operators <= _ENUMERATED:
         steps = itertools.product(_STEPS, repeat=operators)
         every = [start + "".join(rest) for rest in steps for start in "0123456789"]
         kept = [question for question in every if not clock_held_out(question)]
         held_out = [question for question in every if clock_held_out(question)]
-        train = subset(kept, config.train_size, config.seed, "train")
-        size = config.validation_size or min(300, len(held_out))
-        validation = subset(held_out, size, config.seed, "validation")
+        train = subset(kept, train_size, seed, "train")
+        validation = subset(held_out, validation_size or min(300, len(held_out)), seed, "validation")
     else:
-        train = _draw(config.train_size or 5000, operators, config.seed, "train")
-        validation = _draw(config.validation_size or 300, operators, config.seed, "validation")
-    return make_task(config.name, [_solved(q) for q in train], [_solved(q) for q in validation], "exact")
+        train = _draw(train_size or 5000, operators, seed, "train")
+        validation = _draw(validation_size or 300, operators, seed, "validation")
+    return make_task(name, [_solved(q) for q in train], [_solved(q) for q in validation], "exact")
 
 
 def _solved(question: str) -> Problem:
