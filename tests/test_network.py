@@ -11,11 +11,12 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -129,30 +130,43 @@ def heard(exchange: NetworkExchange, condition: Callable[[Rounds], bool]) -> Non
         assert exchange.changed.wait_for(lambda: condition(exchange.rounds), PATIENCE)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
 def answered(session: zenoh.Session, key: str, answers: int) -> None:
     """Wait until so many answer to ``key``: the engine tells others in its own time of who answers what."""
-    give_up = time.monotonic() + PATIENCE
-    while sum(reply.ok is not None for reply in ask_everybody(session, key, 1.0)) < answers:
-        assert time.monotonic() < give_up
+    until(lambda: sum(reply.ok is not None for reply in ask_everybody(session, key, 1.0)) >= answers)
 
 
-def one_round(peers: Peers, a: NetworkExchange, b: NetworkExchange, round: int = 0) -> tuple[Collected, Collected]:
-    """What the honest ones take away from a round; it closes at its deadline if the attacker looks alive."""
-    taken: dict[str, Collected] = {}
+def collected_by(
+    peers: Peers, exchanges: Sequence[NetworkExchange], round: int, data: Mapping[int, bytes] = MappingProxyType({})
+) -> list[Collected]:
+    """What each takes away from a round; ``data`` has the messages of some that do not offer the usual one."""
+    taken: dict[int, Collected] = {}
 
-    def work(name: str, exchange: NetworkExchange) -> None:
-        exchange.publish(round, peers.message(name, round), ())
-        taken[name] = exchange.collect(round)
+    def work(number: int, exchange: NetworkExchange) -> None:
+        exchange.publish(round, data.get(number, peers.message(exchange.peer, round)), ())
+        taken[number] = exchange.collect(round)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in (("a", a), ("b", b))]
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(exchanges)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
         assert not thread.is_alive()
-    assert taken["a"].messages["b"] == peers.message("b", round)
-    assert taken["b"].messages["a"] == peers.message("a", round)
-    return taken["a"], taken["b"]
+    return [taken[number] for number in range(len(exchanges))]
+
+
+def one_round(peers: Peers, a: NetworkExchange, b: NetworkExchange, round: int = 0) -> tuple[Collected, Collected]:
+    """What the honest ones take away from a round; it closes at its deadline if the attacker looks alive."""
+    of_a, of_b = collected_by(peers, (a, b), round)
+    assert of_a.messages["b"] == peers.message("b", round)
+    assert of_b.messages["a"] == peers.message("a", round)
+    return of_a, of_b
 
 
 def reasons(collected: Collected) -> set[tuple[str, str]]:
@@ -306,6 +320,76 @@ def test_a_flood_of_forgeries_is_counted_and_forgotten(peers: Peers) -> None:
     assert 0 < len(collected.rejections) <= 1000
     assert reasons(collected) == {("eve", "forged")}
     assert a.rounds._others["eve"].offers == {}
+
+
+def test_manifests_sent_again_in_any_order_change_nothing(peers: Peers) -> None:
+    """Also those of an earlier life, whose contents were others, and which come before those of this one."""
+    a, b = peers.open("a"), peers.open("b", incarnation=2)
+    both_ready(a, b)
+    attacker, heard_of = peers.session(), list[tuple[str, bytes, bytes]]()
+    earlier = manifests.describe(peers.run, "b", 2, 1, b"of an earlier life", ())
+    heard_of.append(("b/2", manifests.to_bytes(earlier), manifests.seal(peers.keys["b"], manifests.to_bytes(earlier))))
+    listening = attacker.declare_subscriber(
+        f"ftis/{peers.run}/man/*/*",
+        lambda s: heard_of.append((str(s.key_expr)[-3:], s.payload.to_bytes(), (s.attachment or s.payload).to_bytes())),
+    )
+    peers.served.append(listening)
+    shuffled = random.Random(0)
+    for round in range(4):
+        for key, document, seal in shuffled.choices(heard_of, k=50):
+            peers.put(attacker, key, document, "b", attachment=seal)
+        for collected, other in zip(one_round(peers, a, b, round), "ba", strict=True):
+            assert (set(collected.messages), collected.late, reasons(collected)) == ({other}, (), set())
+
+
+@pytest.mark.parametrize("life", [1, 2])
+def test_one_key_in_two_places_is_told_to_everybody_and_holds_nobody_up(life: int, peers: Peers) -> None:
+    """In the same life the two contradict each other. The later one of two lives is heard alone."""
+    said = set[tuple[str, str]]()
+
+    def say(who: str) -> Callable[[Any], None]:
+        return lambda event: said.add((who, event.what))
+
+    a, b, eve = (peers.open(name, say=say(name)) for name in NAMES)
+    again = peers.open("b", say=say("b again"), incarnation=life, outbox=peers.place / "again.outbox")
+    everybody = (a, b, eve, again)
+    both_ready(*everybody)
+    for exchange in everybody:
+        heard(exchange, lambda rounds: len(rounds.live) == 2)
+    for round in range(2):
+        collected = collected_by(peers, everybody, round, {3: peers.message("b", round) + b"otherwise"})
+        assert all("eve" in one.messages for one in (collected[0], collected[1], collected[3]))
+    expected = {("b", "twice")}
+    if life == 1:
+        expected |= {("b again", "twice"), ("a", "equivocation"), ("eve", "equivocation")}
+    until(lambda: expected == {(who, what) for who, what in said if what in ("twice", "equivocation")})
+
+
+def test_a_newcomer_meets_the_others_when_the_first_of_a_machine_was_killed(peers: Peers) -> None:
+    a, b = peers.open("a"), peers.open("b")
+    both_ready(a, b)
+    a.session.close()  # type: ignore[no-untyped-call]
+    eve = peers.open("eve")
+    both_ready(eve, b)
+    a = peers.open("a", incarnation=2)
+    both_ready(a, eve, b)
+    for exchange in (a, b, eve):
+        heard(exchange, lambda rounds: len(rounds.live) == 2)
+    for collected in collected_by(peers, (a, b, eve), 0):
+        assert len(collected.messages) == 2
+
+
+@pytest.mark.slow
+def test_thirty_two_peers_hear_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(f"p{number}" for number in range(32))
+    monkeypatch.setattr("test_network.NAMES", names)
+    peers = Peers(tmp_path, deadline=120.0, start_seconds=60.0)
+    with peers.stack:
+        exchanges = [peers.open(name) for name in names]
+        both_ready(*exchanges)
+        for round in range(2):
+            for exchange, collected in zip(exchanges, collected_by(peers, exchanges, round), strict=True):
+                assert collected.messages == {n: peers.message(n, round) for n in names if n != exchange.peer}
 
 
 # --- certificates -------------------------------------------------------------------------------------

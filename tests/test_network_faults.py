@@ -191,22 +191,28 @@ int clock_gettime(clockid_t id, struct timespec *t) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
     int said = real(id, t);
-    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) t->tv_sec += 3600;
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) t->tv_sec += HOURS * 3600;
     return said;
 }
 """
-"""The clock on the wall, an hour ahead for whoever loads this."""
+"""The clock on the wall, some hours ahead for whoever loads this."""
 
 
-def test_a_clock_an_hour_off_changes_nothing(tmp_path: Path) -> None:
+def test_clocks_an_hour_ahead_and_an_hour_behind_change_nothing(tmp_path: Path) -> None:
+    """With certificates, which are valid from some time on."""
     if not shutil.which("gcc"):
         pytest.skip("a wrong clock needs gcc")
     (tmp_path / "clock.c").write_text(CLOCK)
-    run("gcc", "-shared", "-fPIC", "-o", str(tmp_path / "clock.so"), str(tmp_path / "clock.c"), "-ldl")
-    wrong = ["env", f"LD_PRELOAD={tmp_path / 'clock.so'}"]
-    now = subprocess.run([*wrong, sys.executable, "-c", "import time; print(time.time())"], capture_output=True)
-    assert float(now.stdout) - time.time() == pytest.approx(3600, abs=60)
-    with Swarm(tmp_path, "abc", rounds=8, network={"deadline": NEVER}, prefix={"c": wrong}) as swarm:
+    wrong = {}
+    for name, hours in (("b", -1), ("c", 1)):
+        library = str(tmp_path / f"{name}.so")
+        run("gcc", "-shared", "-fPIC", f"-DHOURS=({hours})", "-o", library, str(tmp_path / "clock.c"), "-ldl")
+        wrong[name] = ["env", f"LD_PRELOAD={library}"]
+        now = subprocess.run(
+            [*wrong[name], sys.executable, "-c", "import time; print(time.time())"], capture_output=True
+        )
+        assert float(now.stdout) - time.time() == pytest.approx(3600 * hours, abs=60)
+    with Swarm(tmp_path, "abc", rounds=8, network={"deadline": NEVER}, prefix=wrong, tls=True) as swarm:
         swarm.start()
         swarm.finish()
         for name in "abc":

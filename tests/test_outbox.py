@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -85,3 +86,19 @@ def test_what_a_kill_left_half_written_is_removed_and_never_offered(tmp_path: Pa
     again.offer_again(5)
     assert sorted(again.signed) == [0]
     assert sorted(path.name for path in (tmp_path / "outbox").iterdir()) == ["000000.ftis", "notes.ftis"]
+
+
+def test_a_key_that_signs_elsewhere_shows_in_a_later_life_or_in_other_words(tmp_path: Path) -> None:
+    box, stranger = outbox(tmp_path, incarnation=2), Ed25519PrivateKey.from_private_bytes(bytes(32))
+    box.offer(3, b"contents")
+
+    def shows(data: bytes, life: int, round: int = 3, run: str = RUN, peer: str = "a", key: Any = KEY) -> bool:
+        document = manifests.to_bytes(manifests.describe(run, peer, round, life, data, ()))
+        return box.is_signed_elsewhere(document, manifests.seal(key, document))
+
+    assert not shows(b"contents", 2)
+    assert all((shows(b"contents", 3), shows(b"other", 2), shows(b"other", 3)))
+    assert not shows(b"other", 1), "of an earlier life, which anybody can send again"
+    assert not shows(b"other", 2, round=4), "not offered here yet, and perhaps in time to come"
+    assert not any((shows(b"other", 3, key=stranger), shows(b"other", 3, run="1" * 32), shows(b"other", 3, peer="b")))
+    assert not box.is_signed_elsewhere(b"{", manifests.seal(KEY, b"{"))

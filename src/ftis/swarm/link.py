@@ -33,6 +33,7 @@ from ftis.admission import Collected
 from ftis.config import Recipe
 from ftis.member import Outgoing
 from ftis.records.events import NetworkEvent, Say, Stopped, unheard
+from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, read_facts
 from ftis.swarm.identity import Roster
@@ -133,6 +134,7 @@ class NetworkExchange:
         self._news = 0
         self._compared = float("-inf")
         self._entered = False
+        self._is_alone = True
         self._token: zenoh.LivelinessToken | None = None
         self._closing = threading.Event()
 
@@ -371,11 +373,22 @@ class NetworkExchange:
 
     def _hear_manifest(self, sample: zenoh.Sample) -> None:
         peer, round = _peer_and_round(str(sample.key_expr))
+        if peer == self.peer and self._is_alone and len(sample.payload) <= manifests.MAX_BYTES:
+            self._hear_of_itself(round, sample)
+            return
         seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
         with self.changed:
             decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal, time.monotonic())
         self._tell()
         self._carry_out(decisions)
+
+    def _hear_of_itself(self, round: int, sample: zenoh.Sample) -> None:
+        """Say once that another process signs with this peer's key: the others take neither of two contradicting."""
+        seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
+        if self.outbox.is_signed_elsewhere(sample.payload.to_bytes(), seal):
+            self._is_alone = False
+            text = f"the key of {self.peer} signs at another place too: the others refuse what differs, so stop one"
+            self._say(NetworkEvent("twice", text, round))
 
     def _compare_facts(self) -> None:
         """Now and then compare what the peers mean by this recipe's name, until all have been met."""

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.records.files import write_whole
 from ftis.swarm import manifest as manifests
+from ftis.swarm.identity import public_hex
 
 
 @dataclass
@@ -56,6 +57,23 @@ class Outbox:
                 self.offer(old, self._path(old).read_bytes())
             else:
                 self._path(old).unlink(missing_ok=True)
+
+    def is_signed_elsewhere(self, document: bytes, seal: bytes) -> bool:
+        """Whether an offer in this peer's name shows that its key is in use at another place too.
+
+        It shows so if this peer's key has signed it in a later life, or in this life with other words than here.
+        Offers of earlier lives can be sent again by anybody.
+        """
+        public, signature = manifests.unseal(seal)
+        if public != public_hex(self.key) or not manifests.signed_by(public, document, signature):
+            return False
+        try:
+            offer = manifests.parse(document)
+        except manifests.ManifestError:
+            return False
+        here = self.signed.get(offer.round, (document, b""))[0]
+        other = offer.incarnation > self.incarnation or (offer.incarnation == self.incarnation and document != here)
+        return offer.run == self.run and offer.peer == self.peer and other
 
     def chunk(self, round: int, index: int) -> bytes:
         """Chunk ``index`` of a message on offer; empty if there is none."""

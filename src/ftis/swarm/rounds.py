@@ -43,6 +43,12 @@ MAX_REJECTIONS = 1000
 """Rejections kept per round of one peer for one reason; more are only a flood, and hide nothing else."""
 MAX_COMINGS = 8
 """How often in one round it is said that a peer came or went."""
+MOST_NAMES = 8
+"""Peers that a sentence names; it counts the others."""
+TOLD_ONCE = {
+    Reason.FORGED: "an offer in the name of {peer} was not signed by its key and is refused",
+    Reason.EQUIVOCATION: "{peer} signed {detail}: neither counts, and it should run in one place only",
+}
 MAX_TOKENS = 64
 """Signs of presence kept per peer. They are not signed, so anybody may declare more."""
 
@@ -118,7 +124,7 @@ class Rounds:
         self._noticed = self._asked = 0.0
         self._rejections: list[Rejection] = []
         self._rejected: Counter[tuple[str, Reason]] = Counter()
-        self._forged: set[str] = set()
+        self._told: set[tuple[str, Reason]] = set()
         self._changes: list[tuple[str, bool]] = []
         self._waited: dict[str, float] = {}
         self._mismatches: dict[str, Mismatch] = {}
@@ -274,10 +280,11 @@ class Rounds:
         if refusal.round is not None:
             self._others[peer].refused.add(refusal.round)
         self._reject(peer, refusal.reason, refusal.detail)
-        if refusal.reason is not Reason.FORGED or peer in self._forged:
+        text = TOLD_ONCE.get(refusal.reason)
+        if text is None or (peer, refusal.reason) in self._told:
             return []
-        self._forged.add(peer)
-        return [self._notice("forged", f"an offer in the name of {peer} was not signed by its key and is refused")]
+        self._told.add((peer, refusal.reason))
+        return [self._notice(str(refusal.reason), text.format(peer=peer, detail=refusal.detail))]
 
     def _reject(self, peer: str, reason: Reason, detail: str) -> None:
         self._rejected[peer, reason] += 1
@@ -503,7 +510,8 @@ class Rounds:
         return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections, waited)
 
     def _in_words(self, names: Collection[str]) -> str:
-        return ", ".join(f"{name} ({self._state(name)})" for name in names)
+        said = [f"{name} ({self._state(name)})" for name in names]
+        return ", ".join(said[:MOST_NAMES]) + f" and {len(said) - MOST_NAMES} more" * (len(said) > MOST_NAMES)
 
     def _about_unseen(self, names: Collection[str], now: float) -> str:
         """The time without a sign of some peers, and the remedy; empty if all were seen."""
