@@ -70,13 +70,15 @@ def test_a_likely_peak_has_a_smaller_update_in_the_place_of_what_sampling_freed(
 
 
 def test_what_is_likely_of_a_round(tiny_model_dir: TinyModelDir) -> None:
-    """Of prompts of 4 tokens on the mean and completions of 8, half of the completions' length."""
+    """Of 8 completions of 8 tokens half the length; the prompts of 2 and 6 tokens are run once."""
     model = tiny_model_dir()
     recipe = recipe_of(model)
     found = peak_memory(recipe, recipe.peers[0], shape_of(model), [2, 6], 0)
-    assert found.share == likely_signal(2, recipe.training.rounds) * (4 + 0.5 * 8) / (4 + 8)
+    assert found.share == likely_signal(2, recipe.training.rounds) * (2 + 6 + 0.5 * 64) / (2 + 6 + 64)
     assert 0 < found.activations < found.update
     assert found.likely().update == found.update - int(found.activations * (1 - found.share))
+    each = peak_memory(recipe_of(model := tiny_model_dir("gptj")), recipe.peers[0], shape_of(model), [2, 6], 0)
+    assert each.share == likely_signal(2, recipe.training.rounds) * (4 + 0.5 * 8) / (4 + 8)  # with a prompt in each row
 
 
 def test_the_fullest_of_many_rounds_has_more_signal_than_one() -> None:

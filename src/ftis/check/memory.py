@@ -6,8 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -150,9 +149,8 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         copied = 0
 
     ends = embedding * (1 if text.tie_word_embeddings else 2)
-    (one, _), (two, microbatches) = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
-    kept = one + (layers - 1) * (two - one)
-    prompt, completion = fmean(prompt_lengths), swarm.sampling.max_completion_length
+    one, two = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
+    kept = one.size + (layers - 1) * (two.size - one.size)
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
     return Memory(
@@ -162,11 +160,9 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         gradients=shape.trained * FLOAT,
         update=kept + head + head_gradient,
         sampling=cache + copied,
-        microbatches=microbatches,
+        microbatches=two.microbatches,
         activations=kept,
-        share=likely_signal(len(prompt_lengths), swarm.training.rounds)
-        * (prompt + LIKELY_LENGTH * completion)
-        / (prompt + completion),
+        share=likely_signal(len(prompt_lengths), swarm.training.rounds) * two.likely_length,
     )
 
 
@@ -188,10 +184,24 @@ def checkpoint_bytes(peer: PeerConfig, parameters: int, trained: int) -> int:
     return FLOAT * (trained if peer.train == "lora" else parameters) + MOMENT_BYTES[peer.optim] * trained
 
 
+class Kept(NamedTuple):
+    """The activations of a step.
+
+    Attributes:
+        size: bytes kept of its largest micro-batch.
+        microbatches: their number.
+        likely_length: its tokens if completions have their likely length, as a part of those that it can have.
+    """
+
+    size: int
+    microbatches: int
+    likely_length: float
+
+
 def _kept_by_autograd(
     swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], layers: int
-) -> tuple[int, int]:
-    """Bytes kept of the largest micro-batch of a step, for a model of so many layers, and the step's micro-batches."""
+) -> Kept:
+    """The activations of a step of a model of so many layers."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(shape.config)
@@ -227,7 +237,11 @@ def _kept_by_autograd(
             lambda logp, mask, _: -logp.where(mask, 0.0).sum(),
         )
     measured = sum(storage.nbytes() for storage in kept.values() if storage is not None)
-    return measured * len(largest) // len(rows), len(parts)
+    distinct = {id(prompt): prompt for prompt in prompts}.values()
+    prompted = sum(map(len, distinct if policy.forward.padding_cost < 1 else prompts))  # below 1 each is run once
+    completed = sum(map(len, completions))
+    likely_length = (prompted + LIKELY_LENGTH * completed) / (prompted + completed)
+    return Kept(measured * len(largest) // len(rows), len(parts), likely_length)
 
 
 def _step(swarm: Recipe, prompt_lengths: Sequence[int]) -> tuple[list[Ints], list[Ints]]:
