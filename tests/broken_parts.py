@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import torch
@@ -21,6 +23,18 @@ def mistaken(prompts: Any, completions: Any, completion_ids: Any, **columns: Any
 
 def unknown(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
     return [float("nan") for _ in completions]
+
+
+def leaves(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    os._exit(3)
+
+
+def quits(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    sys.exit("no answer")
+
+
+def crashes(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    os.abort()
 
 
 def of_column(prompts: Any, completions: Any, completion_ids: Any, difficulty: Any, **columns: Any) -> list[float]:

@@ -45,6 +45,16 @@ BROKEN: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...], str]] = {
     "constant reward": ({"reward.function": "broken_parts.halves"}, ("gives 0.5", "constant"), "earns the same"),
     "reward of the wrong sign": ({"reward.function": "broken_parts.wrong_sign"}, ("check its sign",), ""),
     "reward with a mistake": ({"reward.function": "broken_parts.mistaken"}, ("ZeroDivisionError", "line "), ""),
+    "reward that ends the program": (
+        {"reward.function": "broken_parts.quits"},
+        ("broken_parts.py, line ", "in quits", "no answer"),
+        "",
+    ),
+    "reward that ends it at once": (
+        {"reward.function": "broken_parts.leaves"},
+        ("broken_parts.py, line ", "in leaves", "status 3"),
+        "",
+    ),
     "reward not a number": ({"reward.function": "broken_parts.unknown"}, ("nan", "finite number"), ""),
     "reward of a column that is not there": ({"reward.function": "broken_parts.of_column"}, ("difficulty",), ""),
     "no such reward": ({"reward.function": "broken_parts.halve"}, ("halve", "did you mean"), ""),

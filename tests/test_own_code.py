@@ -38,6 +38,15 @@ def run(*arguments: str, cwd: Path) -> str:
     return ended.stdout + ended.stderr
 
 
+def test_a_reward_that_crashes_leaves_the_lines_it_was_in(tmp_path: Path, models: dict[str, Path]) -> None:
+    reward = {"function": "broken_parts.crashes"}
+    recipe = write_recipe(tmp_path, {"a": {"model": models["a"], "learning_rate": 1e-3}}, reward=reward)
+    (tmp_path / "broken_parts.py").symlink_to(Path(__file__).with_name("broken_parts.py"))
+    said = run("-m", "ftis", "train", str(recipe), "--dry-run", cwd=tmp_path)
+    assert "broken_parts.py" in said
+    assert "in crashes" in said
+
+
 def test_no_command_runs_what_lies_in_the_current_directory(tmp_path: Path, models: dict[str, Path]) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()

@@ -23,7 +23,7 @@ from ftis.config import (
     did_you_mean,
     nearest,
 )
-from ftis.engines.machine import keep_freed_memory
+from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
 from ftis.recipe.arms import run_directory
 from ftis.recipe.own_code import error_of_own_code
 from ftis.recipe.parsing import load, network_settings, ready_made, split_override
@@ -537,6 +537,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the ``ftis`` command. Neither it nor a process that it starts looks for modules in the current directory."""
     os.environ["PYTHONSAFEPATH"] = "1"  # else multiprocessing's servers would, since Python starts them with -c
     keep_freed_memory()
+    name_places_of_crashes()
     try:
         app(arguments)
     except Exception as error:

@@ -11,6 +11,7 @@ from ftis.check.formatting import counted, in_bytes, in_time
 from ftis.config import FtisError, PeerConfig, Recipe, RewardConfig, TrainingConfig
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
+from ftis.recipe.own_code import staying
 from ftis.rewards.scoring import load_scorer
 from ftis.run.experiments import SwarmJob
 from ftis.run.prepare import Checked
@@ -108,10 +109,13 @@ def about_reward(recipe: Recipe, task: Task) -> list[str]:
         problem = next(problem for problem in task.train if problem.answer == answer)
         layouts = (*LAYOUTS, f"<{recipe.prompt.answer_tag}>%s</{recipe.prompt.answer_tag}>")
         texts = [layout % text for layout in layouts for text in (answer, other)] + [""]
-        try:
-            rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
-        except FtisError as error:
-            return [str(error)]
+        with staying():
+            try:
+                rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
+            except FtisError as error:
+                if isinstance(error.__cause__, SystemExit):
+                    raise
+                return [str(error)]
         right, wrong = rewards[:-1:2], rewards[1::2]
         more += sum(a > b for a, b in zip(right, wrong, strict=True))
         less += sum(a < b for a, b in zip(right, wrong, strict=True))

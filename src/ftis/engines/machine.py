@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import math
 import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,12 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="surrogateescape").strip()
     except OSError:
         return ""
+
+
+def name_places_of_crashes() -> None:
+    """Let a crash of this process, as in a library that a user's reward calls, print the lines of Python it was in."""
+    with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or it is no file
+        faulthandler.enable()
 
 
 def keep_freed_memory() -> None:

@@ -100,7 +100,7 @@ class Scorer:
             )
         except FtisError:  # names its own remedy
             raise
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise CompletionError(
                 f"reward.function {self.path!r} raised {type(error).__name__}: {error} "

@@ -18,6 +18,7 @@ from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError, run_directory
+from ftis.recipe.own_code import staying
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, parts_of, require_columns
 from ftis.run.assembly import check_names
@@ -97,12 +98,13 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
         tasks, rewarded: what was loaded and looked at before; added to.
     """
     key = config.model_dump_json()
-    task = tasks[key] = tasks.get(key) or load_task(config)
+    with staying():
+        task = tasks[key] = tasks.get(key) or load_task(config)
+        score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     if not task.validation:
         raise TaskError(
             f"task {config.name!r} has no problems to validate with: give it some, as evaluation needs them"
         )
-    score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded and not (config.environment and open_environment(config.environment).owns_reward):
         for part in parts_of(score):

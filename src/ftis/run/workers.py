@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ftis.config import FtisError
-from ftis.engines.machine import keep_freed_memory
+from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
 from ftis.recipe.arms import RunError
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import AskedToStop, Event, Failed, Say
@@ -188,8 +188,9 @@ def run_jobs(
                         if code:
                             died = f"the process of {label} died (exit code {code})"
                             failure = failure or (
-                                f"{died}: see whether memory ran out, and whether a script of yours trains outside "
-                                f'if __name__ == "__main__":, then {remedy}'
+                                f"{died}: see whether memory ran out, whether a function of yours ends its process, "
+                                f'and whether a script of yours trains outside if __name__ == "__main__":, then '
+                                f"{remedy}"
                             )
                 while replies := answers.next():
                     for label, reply in replies:
@@ -298,6 +299,7 @@ def _work(job: Job, pipe: Connection) -> None:
     """The body of a job's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     keep_freed_memory()
+    name_places_of_crashes()
     parent, failure = Parent(pipe), None
     try:
         job.function(*job.arguments, parent.say, parent.stop, *[parent.ask] * job.asks)
