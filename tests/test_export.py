@@ -86,6 +86,22 @@ def test_an_exported_model_is_the_runs_own(
     assert f"| validation | 4 | {accuracy(run, name, 0)} | {accuracy(run, name, step)} | {step} |" in card
 
 
+@pytest.mark.parametrize(("name", "options"), [("a", []), ("b", ["--merge"])])
+def test_weights_are_rounded_to_the_dtype_asked_for(name: str, options: list[str], run: Path, tmp_path: Path) -> None:
+    exact, rounded = tmp_path / "exact", tmp_path / "rounded"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(run.parents[1])
+        for to, dtype in ((exact, "float32"), (rounded, "bfloat16")):
+            assert ftis("export", str(run), "--peer", name, "--to", str(to), "--dtype", dtype, *options) == 0
+        if options:
+            assert ftis("export", str(run), "--peer", name, "--to", str(tmp_path / "no"), "--dtype", "bfloat16") == 1
+    whole, half = (AutoModelForCausalLM.from_pretrained(to, dtype="auto").state_dict() for to in (exact, rounded))
+    assert all(weights.dtype == torch.bfloat16 for weights in half.values())
+    assert all(torch.equal(weights.bfloat16(), half[key]) for key, weights in whole.items())
+    sizes = [(to / "model.safetensors").stat().st_size for to in (exact, rounded)]
+    assert sizes[1] < 0.6 * sizes[0]
+
+
 def accuracy(run: Path, name: str, step: int) -> str:
     lines = (run / "F-TIS" / name / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     return next(f"{row['accuracy']:.3f}" for row in map(json.loads, lines) if row["step"] == step)

@@ -60,8 +60,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would do and what that takes; train nothing.")]
 Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would do and what that takes; train nothing.")]
 Jobs = Annotated[
     int,
     typer.Option(
@@ -447,6 +447,9 @@ def evaluate_model(
         write_jsonl(output, rows)
 
 
+DTYPES = ("bfloat16", "float16")
+
+
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's directory, or a checkpoint in it.", show_default=False)],
@@ -457,6 +460,9 @@ def export(
     ] = None,
     to: Annotated[Path | None, typer.Option(help="A new directory, by default models/<run>-<arm>-<peer>.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base.")] = False,
+    dtype: Annotated[
+        str, typer.Option(metavar="float32|bfloat16|float16", help="Of the weights; training has float32.")
+    ] = "float32",
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it too, as private.")] = None,
 ) -> None:
     """Write a trained model as a directory with a model card.
@@ -466,16 +472,20 @@ def export(
     from ftis.run import export as exporting
     from ftis.view.card import card
 
+    if dtype not in ("float32", *DTYPES):
+        raise typer.BadParameter(f"--dtype {dtype}: take float32, {' or '.join(DTYPES)}")
     found = exporting.find(run, peer, arm, step)
     place = to or Path("models") / f"{found.recipe.name}-seed{found.recipe.seed}-{found.arm}-{found.peer.name}"
     adapter = found.is_adapter and not merge
     if adapter and push_to_hub:
         exporting.require_base_on_hub(found)
     with console.status("writing the model"):
-        exporting.write(found, place, found.is_adapter and merge, card(found, merge))
+        exporting.write(found, place, found.is_adapter and merge, card(found, merge), dtype)
     console.print(f"{place}: {found.peer.name} of {found.arm} after round {found.step}, with a model card (README.md)")
     if adapter:
         console.print("it is a LoRA adapter, which needs its base; --merge and another --to make a model of both")
+    elif dtype == "float32" and (of_base := exporting.dtype_of_base(found)) in DTYPES:
+        console.print(f"its weights are in float32, and those of its base in {of_base}: --dtype {of_base} rounds them")
     if push_to_hub:
         console.print(f"uploaded to {exporting.push(place, push_to_hub)}")
 

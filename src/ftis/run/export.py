@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import GenerationConfig
 
-from ftis.config import PeerConfig, Recipe, SamplingConfig, first_line
-from ftis.engines.models import generation_defaults, load_model, load_tokenizer, looks_local
+from ftis.config import FtisError, PeerConfig, Recipe, SamplingConfig, first_line
+from ftis.engines.models import generation_defaults, load_config, load_model, load_tokenizer, looks_local
+from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.recipe.arms import RunError
 from ftis.records.files import checkpoint_path, partial_directory, read_json, saved_steps
@@ -98,28 +102,39 @@ def require_base_on_hub(trained: Trained) -> None:
         raise RunError(f"the adapter's base is {base}, which others do not have: add --merge to upload a whole model")
 
 
-def write(trained: Trained, to: Path, merge: bool, card: str) -> None:
+def dtype_of_base(trained: Trained) -> str:
+    """The dtype in which the base's files have their weights, as "bfloat16"; "" if they do not say."""
+    with suppress(FtisError, OSError, ValueError):
+        return str(load_config(starters.place_of(trained.peer.model)).dtype or "").removeprefix("torch.")
+    return ""
+
+
+def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "float32") -> None:
     """Write a checkpoint's model, tokenizer and ``card`` to a new directory, which loads with ``from_pretrained``.
 
     Args:
         merge: an adapter into its base.
+        dtype: of the weights in the files, "float32", "bfloat16" or "float16".
 
     Raises:
-        RunError: there is such a directory, or it cannot be written.
+        RunError: there is such a directory, or it cannot be written; an adapter is to have another dtype.
         CheckpointError: a file of the checkpoint is damaged.
         ModelError: the adapter's base is not there.
     """
     if to.exists():
         raise RunError(f"{to} is there already: delete it, or name another place by --to")
+    if (rounds := dtype != "float32") and trained.is_adapter and not merge:
+        raise RunError(f"--dtype {dtype}: an adapter stays in float32; add --merge to write a whole model")
     checkpoint.selections(trained.records, trained.step)  # it checks all files
-    left_out = shutil.ignore_patterns(STATE, *([ADAPTER] if merge else []))
+    left_out = shutil.ignore_patterns(STATE, *([ADAPTER] if merge else []), *(["*.safetensors*"] if rounds else []))
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with partial_directory(to.parent) as partial:
             shutil.copytree(trained.checkpoint, partial, dirs_exist_ok=True, ignore=left_out)
-            if merge:
+            if merge or rounds:
                 source = str(trained.checkpoint)
-                load_model(source, PeerConfig(name=trained.peer.name, model=source)).save_pretrained(partial)
+                model: Any = load_model(source, PeerConfig(name=trained.peer.name, model=source))
+                model.to(getattr(torch, dtype)).save_pretrained(partial)
             if merge or not trained.is_adapter:
                 sampling_defaults(str(partial), trained.recipe.sampling).save_pretrained(partial)
             (partial / "README.md").write_text(card, encoding="utf-8")
