@@ -33,7 +33,7 @@ from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import Ask, Fetch, Rounds
-from ftis.swarm.session import ask_everybody, ask_status, check_endpoints, engine_config, open_session
+from ftis.swarm.session import ask_everybody, ask_status, check_endpoints, engine_config, open_session, ways_in
 
 NAMES = ("a", "b", "eve")
 PATIENCE = 20.0
@@ -453,6 +453,22 @@ def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> 
     nowhere = NetworkConfig.model_validate(tls(tmp_path, "a", free_port(), listens=True), strict=False)
     with pytest.raises(ExchangeError, match="no certificate or key at"):
         open_session(nowhere)
+
+
+def test_a_peer_says_how_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis.swarm.session.address", lambda: "192.0.2.7")
+    for settings, said in (
+        ({}, "--connect tcp/192.0.2.7:17447"),  # and what to listen at first
+        ({"listen": ("tcp/127.0.0.1:7447",)}, "--listen tcp/0.0.0.0:7447"),
+        ({"listen": ("tcp/0.0.0.0:7447",)}, "give --connect tcp/192.0.2.7:7447"),
+        ({"listen": ("udp/[::]:9#x=1",)}, "give --connect udp/192.0.2.7:9"),
+        ({"listen": ("tcp/node.example:7447",), "connect": ("tcp/h:1",)}, "give --connect tcp/node.example:7447"),
+        ({"listen": ("unixpipe/x.pipe",)}, "unixpipe/x.pipe"),
+        ({"connect": ("tcp/h:1",)}, "through tcp/h:1"),
+        ({"mode": "client", "connect": ("tcp/h:1",)}, "through tcp/h:1"),
+    ):
+        (line,) = ways_in(NetworkConfig.model_validate(settings))
+        assert said in line
 
 
 # --- what peers say of themselves -----------------------------------------------------------------------

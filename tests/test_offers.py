@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from round_table import KEYS, MAX_BYTES, MAX_ITEMS, ROUNDS, RUN, Table, contents_of, seated
 
 from ftis.admission import Collected
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import BAD_ANSWERS, Assembly
-from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, read_facts
+from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, other_code, read_facts, run_id
 from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import (
     KEEP_ROUNDS,
@@ -292,6 +293,41 @@ def test_facts_that_are_nested_deep_are_none() -> None:
         assert read_facts(b'{"a":' + b"[" * depth + b"]" * depth + b"}") is None
         assert read_facts(b'{"a":' + b'{"b":' * depth + b"1" + b"}" * depth + b"}") is None
         assert read_facts(b'{"a":' + b"[" * 15 + b"]" * 15 + b"}") is not None
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "named"),
+    [
+        ({"reward_modules": {"my.reward": "1f" * 32}}, {"reward_modules": {"my.reward": "77" * 32}}, "my/reward.py"),
+        ({"task_modules": {"mine": "1f" * 32}}, {}, "task module mine.py: 1f1f1f1f here, none there"),
+        ({"prompt": {"template": "a", "system_prompt": ""}}, {"prompt": {"template": "b"}}, "prompt.template: a here"),
+        (
+            {"task_digest": "1f" * 32, "problems": "sums.jsonl, 9 problems"},
+            {"task_digest": "77" * 32, "problems": "mine.jsonl, 9 problems"},
+            "problems: sums.jsonl, 9 problems, 1f1f1f1f here, mine.jsonl, 9 problems, 77777777 there",
+        ),
+        ({"reward_modules": {"a": "1f"}, "allow_other_code": True}, {"reward_modules": {"a": "77"}}, "a.py: 1f here"),
+    ],
+)
+def test_the_difference_between_two_peers_is_named_by_its_file_or_key(
+    here: dict[str, Any], there: dict[str, Any], named: str
+) -> None:
+    differs = mismatch("demo", here, there)
+    assert differs is not None
+    assert named in differs.of(["b"])
+    assert run_id(here) != run_id(there)
+
+
+def test_other_code_is_told_and_meets_if_both_allow_it() -> None:
+    allows = {"seed": 0, "allow_other_code": True}
+    here, there = ({**allows, "reward_modules": {"a": digest}} for digest in ("1f", "77"))
+    assert mismatch("demo", here, there) is None
+    assert run_id(here) == run_id(there) != run_id({**there, "seed": 1})
+    assert other_code(here, there) == "reward module a.py: 1f here, 77 there"
+    assert not other_code(here, here)
+    alike = {"seed": 0, "problems": "a.jsonl, 9 problems"}  # the same problems by another name
+    assert mismatch("demo", alike, alike | {"problems": "b.jsonl, 9 problems"}) is None
+    assert run_id(alike) == run_id({"seed": 0})
 
 
 def test_facts_of_others_are_printed_short_and_without_control_characters() -> None:

@@ -326,7 +326,8 @@ def test_records_without_a_checkpoint_are_not_trained_over(
     (peer / "metrics.jsonl").write_text(rows, encoding="utf-8")
     with pytest.raises(RunError) if lost else nullcontext() as error:
         runs._check_nothing_is_lost(tmp_path, recipe)
-        assert bool(runs.begins_again(tmp_path, recipe)) == (finished > 0)
+        assert bool(runs.repeats(tmp_path, recipe, 0)) == (finished > 0)
+        assert ("rounds 4 to 7 again" in runs.repeats(tmp_path, recipe, 3)) == (finished == 7)
     if error is not None:
         assert_one_line(error, f"{peer} has 7 finished rounds and no checkpoint", "put the checkpoint back")
 

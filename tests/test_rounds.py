@@ -81,7 +81,7 @@ CASES = {
     "gone, its message still arrives": Case(of_d(GONE, (5.5, "delivers")), 5.5),
     "one of two links gone": Case(of_d(GONE, (4, "comes again"), (9, "delivers")), 9),
     # quorum
-    "below the quorum: wait": Case(of_d(GONE), None, settings=ALL, says="waiting for d (gone)"),
+    "below the quorum: wait": Case(of_d(GONE), None, settings=ALL, says="gone: d for 6 s"),
     "below the quorum: until it is back": Case(of_d(GONE, (300, "comes"), (310, "delivers")), 310, settings=ALL),
     "below the quorum at the deadline: wait": Case(of_d(), None, settings=ALL, says="waiting for d (sampling)"),
     "below the quorum: alone": Case(of_d(GONE), 6, "d", ALONE, says="going on alone, missing: d (gone)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from light_swarm import free_port
 from run_files import without_times
 from watched import Watched
 
+from ftis.library import join as join_by_python
 from ftis.recipe.parsing import load
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.run import accusations, checkpoint
@@ -211,18 +213,59 @@ def test_twenty_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Pa
             assert cursor.step == step
 
 
-def test_peers_that_mean_different_runs_name_what_differs_on_both_sides(place: Path) -> None:
-    patient = ["--set", "network.start_seconds=600"]
-    processes = {
-        "a": joined(place, "a", *patient),
-        "b": joined(place, "b", *patient, "--set", "sampling.temperature=0.7"),
-    }
-    for name, said in (("a", "temperature: 1.0 here, 0.7 there"), ("b", "temperature: 0.7 here, 1.0 there")):
-        process = processes[name]
-        assert process.until(lambda process=process, said=said: said in "".join(process.lines), 150), name  # type: ignore[misc]
-    for process in processes.values():
-        process.signal(signal.SIGINT)
-    assert finish(place, processes) == {"a": 130, "b": 130}
+def test_edited_rewards_other_problems_and_a_killed_peer_are_explained_on_each_terminal(place: Path) -> None:
+    rows = [json.dumps({"question": f"{a}+{b}", "answer": str((a + b) % 10)}) for a in range(9) for b in range(4)]
+    recipe = re.sub(r"\[task\]\n(?:[^\[].*\n)*", "", (place / "recipe.toml").read_text())
+    recipe = recipe.replace("rounds = 4", "rounds = 40").replace("save_every = 2", "save_every = 40")
+    recipe += '[task]\nname = "jsonl"\npath = "sums.jsonl"\nvalidation_size = 6\n'
+    for name in "abc":  # each on a machine of its own
+        (place / name).mkdir()
+        for file in ("keys", "roster.toml", "swarm_rewards.py"):
+            (place / name / file).symlink_to(place / file)
+        (place / name / "recipe.toml").write_text(recipe)
+        (place / name / "sums.jsonl").write_text("\n".join(rows))
+    (place / "b" / "swarm_rewards.py").unlink()
+    (place / "b" / "swarm_rewards.py").write_text(joining.REWARDS.replace("% 2", "% 3"))
+    (place / "c" / "sums.jsonl").write_text("\n".join(rows[:-1]))
+
+    def started(name: str, *arguments: str) -> Watched:
+        return joined(place / name, name, "--set", "network.start_seconds=600", *arguments)
+
+    def says(process: Watched, *parts: str) -> None:
+        def said() -> bool:
+            return all(part in "".join(process.lines) for part in parts)
+
+        process.until(lambda: said() or not process.runs, 150)
+        assert said(), process.lines
+
+    apart = {name: started(name) for name in "abc"}
+    says(apart["a"], "b means another run", "swarm_rewards.py", "c means another run", "sums.jsonl, 29 problems")
+    says(apart["b"], "a means another run", "swarm_rewards.py")
+    says(apart["c"], "a means another run", "problems: sums.jsonl, 29 problems")
+    for process in apart.values():
+        process.kill()
+    (place / "c" / "sums.jsonl").write_text("\n".join(rows))
+    allow = ["--overwrite", "--set", "network.allow_other_code=true"]
+    together = {name: started(name, *allow) for name in "abc"}
+    says(together["a"], "b has other code", "listens at", "round 4 of 40")
+    together["c"].kill()
+    says(together["a"], "c is gone", "gone: c for", "--resume")
+    again = started("c", "--resume", *allow[1:])
+    says(again, " again, since there is no checkpoint yet")
+    waited = re.search(r"round ([0-9]+): waiting for c", "".join(together["a"].lines))
+    assert waited is not None
+    says(together["a"], f"round {waited[1]} of 40")
+
+
+def test_python_joins_as_the_command_does(place: Path) -> None:
+    others = {name: joined(place, name) for name in "bc"}
+    found = join_by_python("recipe.toml", "a", quiet=True, network={"key": "keys/a.key", "roster": "roster.toml"})
+    assert finish(place, others) == {"b": 0, "c": 0}
+    assert found.finished
+    assert found.directory == Path("runs/three-seed0-a")
+    assert [(row["peer"], row["step"]) for row in found.accuracies] == [("a", 0), ("a", 4)]
+    assert [row["peer/b/admitted"] for row in found.rounds] == [8] * 4
+    assert found.models["F-TIS"]["a"].is_dir()
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from ftis.recipe.parsing import load, network_settings, ready_made, split_overri
 from ftis.records.events import Planned
 from ftis.terminal import (
     NEWEST,
+    DryRun,
     Overrides,
     Overwrite,
     RecipeFile,
@@ -61,7 +62,6 @@ def _print_version(wanted: bool) -> None:
 
 
 Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would do and what that takes; train nothing.")]
 Jobs = Annotated[
     int,
     typer.Option(

@@ -10,7 +10,7 @@ import typer
 
 from ftis.config import NetworkConfig
 from ftis.recipe.parsing import load, network_settings
-from ftis.terminal import NEWEST, Overrides, Overwrite, Resume, check_resume, conclude, console, go_back
+from ftis.terminal import NEWEST, DryRun, Overrides, Overwrite, Resume, check_resume, conclude, console, go_back
 
 Endpoints = Annotated[
     list[str] | None,
@@ -39,13 +39,16 @@ def join(
     tls: Certificates = None,
     arm: Annotated[str | None, typer.Option(help="The arm, if peers learn together in several.")] = None,
     set_: Overrides = None,
+    dry_run: DryRun = False,
     resume: Resume = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Train one peer on this machine, with peers elsewhere."""
     from ftis import library
+    from ftis.check.estimate import estimate
+    from ftis.check.plan import compared, to_join
     from ftis.records.reading import read_run
-    from ftis.run.join import choose_arm, peer_directory
+    from ftis.run.join import choose_arm, peer_directory, ready
     from ftis.run.provenance import require_same_recipe
     from ftis.view.progress import Display
 
@@ -60,7 +63,12 @@ def join(
         arm_name, swarm = choose_arm(loaded, peer, arm)
         threads = read_run(directory).recipe.threads  # joining settles them
         require_same_recipe(directory, swarm.model_copy(update={"threads": threads}))
-        go_back(directory, resume, (arm_name,))
+        go_back(directory, resume, (arm_name,), dry_run)
+    if dry_run:
+        able = ready(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite)
+        for line in [*to_join(able), *estimate(able.own.arms), *compared(able)]:
+            console.print(line)
+        return
     display = Display(console)
     with display.live():
         found = library.join(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, say=display)

@@ -202,6 +202,8 @@ class NetworkConfig(_Section):
     """Needs no roster: the first key that uses a peer's name keeps it. See docs/threat-model.md."""
     key: str | None = None
     """This peer's private key (``ftis keys new``)."""
+    allow_other_code: bool = False
+    """Peers may have other reward and task modules than this one; all peers of a run set it alike."""
     tls_authority: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel
 from rich.console import Console
 
-from ftis.check.plan import plan, problems, rates
+from ftis.check.plan import plan, to_join
 from ftis.check.preflight import Sounding
 from ftis.check.preflight import preflight as sound_peers
 from ftis.config import FtisError, Recipe, RecipeError
@@ -36,8 +36,8 @@ from ftis.records.reading import Run, read_run
 from ftis.rewards.answers import require_rewardable
 from ftis.run.assembly import examine
 from ftis.run.evaluate import EvalSamples, Evaluation, Exam
-from ftis.run.join import choose_arm, own_part, peer_directory
 from ftis.run.join import join as join_swarm
+from ftis.run.join import ready
 from ftis.run.prepare import check
 from ftis.run.prompting import require_fit
 from ftis.run.runs import run
@@ -276,14 +276,12 @@ def join(
         FtisError: something is wrong with the recipe, the model, the keys, the network or the run's directory.
     """
     loaded = load(recipe, overrides, **keys)
-    arm_name, swarm = choose_arm(loaded, peer, arm)
-    own, ending = own_part(arm_name, swarm, peer), threading.Event()
+    ending = threading.Event()
     with _shown(quiet, say) as shown, interrupts(shown, ending, (signal.SIGINT, signal.SIGTERM)):
-        checked = check([own])
-        shown(Planned((*problems(checked.tasks), *checked.remarks, *rates([own]))))
-        options = {"arm": arm, "resume": resume, "overwrite": overwrite}
-        finished = join_swarm(loaded, peer, **options, say=shown, stop=ending, checked=checked)  # type: ignore[arg-type]
-    return Results(peer_directory(loaded, peer), finished)
+        able = ready(loaded, peer, arm=arm, resume=resume, overwrite=overwrite)
+        shown(Planned(tuple(to_join(able))))
+        finished = join_swarm(loaded, peer, resume=resume, overwrite=overwrite, say=shown, stop=ending, able=able)
+    return Results(able.directory, finished)
 
 
 def preflight(

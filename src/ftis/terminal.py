@@ -20,6 +20,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would do and what that takes; train nothing.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the earlier run first.")]
 
 NEWEST = "newest"

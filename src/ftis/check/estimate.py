@@ -254,9 +254,10 @@ def checkpoints_kept(training: TrainingConfig) -> int:
 def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
     """Each peer with the swarms in which it may take most memory, without those that another exceeds in everything."""
     found: dict[tuple[str, tuple[int, ...]], tuple[Recipe, PeerConfig]] = {}
-    for swarm in (swarm for arm in arms for swarm in arm.swarms):
+    for of_arm, swarm in ((arm, swarm) for arm in arms for swarm in arm.swarms):
         steps, longest = swarm.training.steps_per_generation, swarm.sampling.max_completion_length
-        for peer in swarm.peers:
+        here = {peer.name for peer in of_arm.recipe.peers}  # of a joined run one peer alone
+        for peer in (peer for peer in swarm.peers if peer.name in here):
             key = peer.model_dump_json(), (*rollouts_per_round(swarm), longest, -steps)
             found.setdefault(key, (swarm, peer))
     return [

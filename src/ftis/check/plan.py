@@ -14,8 +14,12 @@ from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.recipe.own_code import staying
 from ftis.rewards.scoring import load_scorer
 from ftis.run.experiments import SwarmJob
+from ftis.run.join import Ready
 from ftis.run.prepare import Checked
 from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
+from ftis.run.provenance import agreed_modules
+from ftis.swarm.facts import MODULES
+from ftis.swarm.session import ways_in
 
 FEW_PROBLEMS = 50
 """Validation problems below which one of them moves an accuracy by more than .02."""
@@ -55,6 +59,24 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     if len(arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
     return [*lines, *without_effect(every), *remarks(checked), *rates(arms)]
+
+
+def to_join(able: Ready) -> list[str]:
+    """The lines before a peer joins its swarm."""
+    arm = able.own.arms[0]
+    lines = [*problems(able.own.tasks), f"{counted(arm.recipe.training.rounds, 'round')}, {_evaluated(arm)}"]
+    lines.append(f"{arm.name}: {_swarms(arm)}{_exchanged(arm)}; {budget(arm)}")
+    return [*lines, *remarks(able.own), *rates([arm])]
+
+
+def compared(able: Ready) -> list[str]:
+    """Lines on where a peer listens, and on modules of its user's own that the others must have too."""
+    modules = [
+        f"{MODULES[key]} {name}, which the others must have too: sha256 {digest[:8]}…"
+        for key, digests in agreed_modules(able.swarm).items()
+        for name, digest in digests.items()
+    ]
+    return [*ways_in(able.swarm.network), *modules]
 
 
 def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[str]:

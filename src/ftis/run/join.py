@@ -17,13 +17,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import ArmConfig, Recipe, RecipeError
+from ftis.config import ArmConfig, Recipe, RecipeError, TaskConfig
 from ftis.engines.machine import cores
 from ftis.member import Member
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
@@ -40,12 +40,13 @@ from ftis.records.writing import EventLog, Records, open_trackers
 from ftis.run import accusations
 from ftis.run.assembly import assemble
 from ftis.run.prepare import Checked, check
-from ftis.run.provenance import claim, delete_run
-from ftis.run.runs import begins_again
+from ftis.run.provenance import agreed_modules, claim, delete_run, may_claim
+from ftis.run.runs import repeats
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
 from ftis.swarm.link import NetworkExchange
-from ftis.swarm.session import check_endpoints
+from ftis.swarm.session import check_endpoints, ways_in
+from ftis.tasks.jsonl import files
 
 
 def peer_directory(recipe: Recipe, peer: str) -> Path:
@@ -83,6 +84,49 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
 def own_part(arm: str, swarm: Recipe, peer: str) -> Arm:
     """An arm of this peer alone in its swarm, since nobody needs the others' models."""
     return Arm(ArmConfig(name=arm), swarm.of_swarm({peer}), (swarm,))
+
+
+class Ready(NamedTuple):
+    """A peer that can join its swarm.
+
+    Attributes:
+        swarm: the peers that it learns with, itself among them.
+        own: :func:`own_part` of it, as far as it is checked.
+    """
+
+    arm: str
+    swarm: Recipe
+    own: Checked
+    directory: Path
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of this peer alone."""
+        return self.own.arms[0].recipe
+
+
+def ready(recipe: Recipe, name: str, *, arm: str | None = None, resume: bool = False, overwrite: bool = False) -> Ready:
+    """Refuse what :func:`join` refuses before it connects, and write nothing. The arguments are the same.
+
+    Raises:
+        FtisError: something is wrong with the recipe, the model, the keys, the endpoints or the run directory.
+    """
+    arm_name, swarm = choose_arm(recipe, name, arm)
+    # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
+    # to use the same.
+    on_one_machine = not swarm.network.listen and not swarm.network.connect
+    threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
+    swarm = swarm.model_copy(update={"threads": threads})
+    own, directory = check([own_part(arm_name, swarm, name)]), peer_directory(recipe, name)
+    check_endpoints(swarm.network)
+    if swarm.network.roster is not None or swarm.network.key is not None or not swarm.network.open:
+        credentials(swarm, name, identity_directory(recipe, name))
+    if (lock := directory / arm_name / ".lock").exists():
+        with locked(lock, 0):
+            pass
+    if not overwrite:
+        may_claim(directory, resume, swarm, tasks=own.tasks)
+    return Ready(arm_name, swarm, own, directory)
 
 
 def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
@@ -126,48 +170,40 @@ def join(
     overwrite: bool = False,
     say: Say = unheard,
     stop: threading.Event | None = None,
-    checked: Checked | None = None,
+    able: Ready | None = None,
 ) -> bool:
     """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
 
     Args:
-        checked: of :func:`ftis.run.prepare.check` for :func:`own_part`, if the caller has called it.
+        able: of :func:`ready`, if the caller has called it.
 
     Raises:
         FtisError: something is wrong with the recipe, the model, the keys, the network or the run directory.
             Earlier records stay.
     """
     stop = stop or threading.Event()
-    arm_name, swarm = choose_arm(recipe, name, arm)
+    able = able or ready(recipe, name, arm=arm, resume=resume, overwrite=overwrite)
+    arm_name, swarm, directory = able.arm, able.swarm, able.directory
     config = swarm.peer(name)
-    # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
-    # to use the same.
-    on_one_machine = not swarm.network.listen and not swarm.network.connect
-    threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
-    swarm = swarm.model_copy(update={"threads": threads})
-    directory = peer_directory(recipe, name)
-    own = own_part(arm_name, swarm, name)
-    tasks = (checked or check([own])).tasks
-    check_endpoints(swarm.network)
     key, roster = credentials(swarm, name, identity_directory(recipe, name))
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
-    goes_on = claim(directory, resume, swarm, tasks=tasks, joined=name)
+    goes_on = claim(directory, resume, swarm, tasks=able.own.tasks, joined=name)
     if goes_on:
         say(Planned((goes_on,)))
     with locked(directory / arm_name / ".lock", 0):
         place.mkdir(parents=True, exist_ok=True)
         placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds, swarm.exchange == "text"))
-        torch.set_num_threads(threads)
+        torch.set_num_threads(swarm.threads or cores())
         log = EventLog(place, placed(say, arm=arm_name, peer=name))
         if config.attack:
             log(NetworkEvent("attack", f"{name} attacks the others: peers.{name}.attack = {config.attack!r}", 0))
         trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
         records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(saved_steps(place), default=0)
-        if not step and (anew := begins_again(directory / arm_name, own.recipe)):
-            say(Planned((anew,)))
+        if again := repeats(directory / arm_name, able.recipe, step):
+            say(Planned((again,)))
         accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
         trainer = assemble(
             swarm,
@@ -218,6 +254,8 @@ def in_network(
     recipe = member.recipe
     log.status["tokenizer"] = member.header.tokenizer
     with network_exchange(member, place, key, roster, incarnation, log, should_stop) as exchange:
+        for line in ways_in(recipe.network):
+            log(NetworkEvent("listens", line, member.cursor.step))
         lacks = set(recipe.sampling.end_tokens) - tokenizer.get_vocab().keys()
         if lacks:  # where ids are exchanged it would have been refused
             tokens = ", ".join(map(repr, sorted(lacks)))
@@ -241,6 +279,12 @@ def next_incarnation(counter: Path) -> int:
     return number
 
 
+def _file_of(task: TaskConfig) -> str:
+    """The name of the file of a task's training problems, or of the task if it is no file of one's own."""
+    train = files(task)[0] if task.name == "jsonl" else Path(task.path or task.name)
+    return train.name if train is not None else task.name
+
+
 def network_exchange(
     member: Member,
     place: Path,
@@ -259,7 +303,10 @@ def network_exchange(
         should_stop: asked while waiting.
     """
     recipe = member.recipe
-    facts = agreement(recipe, member.task.digest, WIRE_VERSION)
+    facts = agreement(recipe, member.task.digest, WIRE_VERSION) | agreed_modules(recipe)
+    facts["problems"] = f"{_file_of(recipe.task)}, {len(member.task.train)} problems"
+    if recipe.network.allow_other_code:
+        facts["allow_other_code"] = True
     # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
     facts["roster"] = roster_digest(roster)
     if recipe.exchange != "text":

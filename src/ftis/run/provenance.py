@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ftis.config import Recipe
+from ftis.config import Recipe, TaskConfig
 from ftis.engines.machine import cores
 from ftis.models import starters
 from ftis.objectives import resolve
@@ -88,15 +88,33 @@ def _own_modules(recipes: Sequence[Recipe]) -> dict[str, str]:
     named: set[str] = set()
     for r in recipes:
         named |= {r.objective.name, *r.reward.function, r.sampling.sampler, *r.report_to}
-        for task in (r.task, *r.ood):
-            named |= {task.name, *([str(task.options.get("name"))] if task.name == "held_out" else [])}
+        named |= {name for task in (r.task, *r.ood) for name in _names_of(task)}
         named |= {*r.training.selections, *(peer.attack for peer in r.peers if peer.attack)}
+    return _digests(named)
+
+
+def agreed_modules(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """The digests of the user's own reward and task modules, by which peers see that they score and ask alike.
+
+    Modules that these import are not among them.
+    """
+    found = {"reward_modules": _digests(recipe.reward.function), "task_modules": _digests(_names_of(recipe.task))}
+    return {key: digests for key, digests in found.items() if digests}
+
+
+def _names_of(task: TaskConfig) -> list[str]:
+    return [task.name, *([str(task.options.get("name"))] if task.name == "held_out" else [])]
+
+
+def _digests(named: Iterable[str]) -> dict[str, str]:
+    """The sha256 of each module outside ftis that one of these dotted paths leads to."""
     modules = {name.rpartition(".")[0] for name in named if "." in name} - {""}
     digests = {}
-    for module in sorted(m for m in modules if m.partition(".")[0] != "ftis"):
-        found = importlib.util.find_spec(module)
-        if found is not None and found.origin is not None and Path(found.origin).is_file():
-            digests[module] = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    for module in sorted(m for m in modules if m.partition(".")[0] not in ("ftis", "given")):
+        with contextlib.suppress(ModuleNotFoundError):  # a package on the way to it; a TRL script has its own rewards
+            found = importlib.util.find_spec(module)
+            if found is not None and found.origin is not None and Path(found.origin).is_file():
+                digests[module] = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
     return digests
 
 
@@ -125,29 +143,52 @@ def claim(
         joined: the one peer that trains here, if the others are on their own machines.
 
     Raises:
-        RunError: a run is there and ``resume`` is false, or its recipe or problems are not today's, or an arm
-            has finished more rounds than it would have.
+        RunError: as :func:`may_claim`.
     """
-    if not ((directory / RECIPE).exists() and any(directory.glob(records))):
+    differences = may_claim(directory, resume, recipe, records, tasks=tasks)
+    if differences is None:
         directory.mkdir(parents=True, exist_ok=True)
         about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
         with locked(directory / ".lock", LOCK_SECONDS):
             write_run(directory, about, recipe)
         return ""
-    if not resume:
-        raise RunError(
-            f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
-            f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
-        )
-    (added, changed), now = require_same_recipe(directory, recipe), provenance(recipe)
-    _check_rounds(directory, recipe)
-    _check_problems(directory, tasks)
+    (added, changed), now = differences, provenance(recipe)
     others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
     longer = f"; {_shown(changed)}" if changed else ""
     since = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
     lost = _lost_records(directory) if trains else []
     holes = f"; metrics.jsonl lacks rounds that a checkpoint has: {', '.join(lost)}" if lost else ""
     return f"goes on in {directory}{longer}{since}{holes}"
+
+
+def may_claim(
+    directory: Path,
+    resume: bool,
+    recipe: Recipe,
+    records: str = "*/*/evaluations.jsonl",
+    *,
+    tasks: Sequence[Task] = (),
+) -> tuple[list[str], dict[str, tuple[Any, Any]]] | None:
+    """Refuse what :func:`claim` refuses, and write nothing. The arguments are the same.
+
+    Returns:
+        as :func:`require_same_recipe`; None if no run is there.
+
+    Raises:
+        RunError: a run is there and ``resume`` is false, or its recipe or problems are not today's, or an arm
+            has finished more rounds than it would have.
+    """
+    if not ((directory / RECIPE).exists() and any(directory.glob(records))):
+        return None
+    if not resume:
+        raise RunError(
+            f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
+            f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
+        )
+    differences = require_same_recipe(directory, recipe)
+    _check_rounds(directory, recipe)
+    _check_problems(directory, tasks)
+    return differences
 
 
 def _check_rounds(directory: Path, recipe: Recipe) -> None:

@@ -135,8 +135,8 @@ def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
     for swarm, step in unfinished:
         if not step:
             _check_nothing_is_lost(directory / arm.name, swarm)
-            if anew := begins_again(directory / arm.name, swarm):
-                say(Planned((anew,)))
+        if again := repeats(directory / arm.name, swarm, step):
+            say(Planned((again,)))
     if not unfinished:
         return True
     text = any(swarm.exchange == "text" and len(swarm.peers) > 1 for swarm, _ in unfinished)
@@ -302,16 +302,21 @@ def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
             )
 
 
-def begins_again(directory: Path, swarm: Recipe) -> str:
-    """A line on rounds that a swarm trains again since it has no checkpoint yet; "" if it has trained none.
+def repeats(directory: Path, swarm: Recipe, step: int) -> str:
+    """A line on rounds that a swarm trains again, since its checkpoint is older than its records; "" if there are none.
 
     Args:
         directory: of the arm in a run.
+        step: the finished rounds that it goes on from.
     """
     names = [peer.name for peer in swarm.peers]
     rounds = max(PeerRun.read(directory / name).step for name in names)
-    every = f"training.save_every = {swarm.training.save_every}"
-    return f"{', '.join(names)}: from round 0, no checkpoint yet after round {rounds} ({every})" if rounds else ""
+    if rounds <= step:
+        return ""
+    which = f"round {rounds}" if rounds == step + 1 else f"rounds {step + 1} to {rounds}"
+    newest = f"the newest checkpoint{' of all' * (len(names) > 1)} is of round {step}"
+    why = f"{newest if step else 'there is no checkpoint yet'} (training.save_every = {swarm.training.save_every})"
+    return f"{', '.join(names)}: {which} again, since {why}"
 
 
 @contextmanager

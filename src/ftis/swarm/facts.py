@@ -19,6 +19,8 @@ SHOWN = 10
 """Differences that are named in one message."""
 LONGEST_TEXT, MOST_PEERS = 64, 256
 """The most letters of a text, and the most names, that are taken from a status."""
+MODULES = {"reward_modules": "reward module", "task_modules": "task module"}
+"""Facts that hold the digests of modules of the user's own, and how messages call one of these modules."""
 _NAME = re.compile(NAME_PATTERN)
 
 
@@ -40,8 +42,8 @@ class ExchangeError(FtisError):
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
-    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. Peers that exchange
-    ids need equal tokenizers too, so the tokenizer's fingerprint is then one more fact of a joined run.
+    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. A joined run has more facts:
+    the roster, the tokenizer if ids are exchanged, the digests of reward and task modules, the file of the problems.
 
     Args:
         wire: the version of the message format that this peer writes and reads.
@@ -72,8 +74,13 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
 
 
 def run_id(facts: Mapping[str, Any]) -> str:
-    """32 hex digits of the SHA-256 of the agreed facts as canonical JSON."""
-    return hashlib.sha256(canonical(facts)).hexdigest()[:32]
+    """32 hex digits of the SHA-256 of the agreed facts as canonical JSON.
+
+    The name of the problems' file is not agreed on, as ``task_digest`` is. With ``allow_other_code`` the digests of
+    modules are not either.
+    """
+    free = {"problems", *(MODULES if facts.get("allow_other_code") is True else ())}
+    return hashlib.sha256(canonical({key: facts[key] for key in facts.keys() - free})).hexdigest()[:32]
 
 
 def canonical(values: Mapping[str, Any]) -> bytes:
@@ -151,15 +158,13 @@ class Mismatch:
 
 def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mismatch | None:
     """The differences between two peers' meaning of ``recipe``; None if they mean the same."""
-    differing = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
+    differing = _differing(own, theirs)
+    allowed = MODULES if own.get("allow_other_code") is theirs.get("allow_other_code") is True else ()
+    differing = [key for key in differing if key != "problems" and key not in allowed]
     if not differing:
         return None
     scripts = own.get("task") == "train_dataset"  # of TRL
-    names = OF_SCRIPT if scripts else {}
-    shown = "; ".join(
-        f"{_printable(names.get(key, key))}: {_printable(own.get(key))} here, {_printable(theirs.get(key))} there"
-        for key in differing[:SHOWN]
-    )
+    shown = "; ".join([part for key in differing for part in _in_words(key, own, theirs, scripts)][:SHOWN])
     if "exchange" in differing:
         remedy = 'one has exchange = "text" and the other has not: let all peers set the same'
     elif differing == ["tokenizer"]:
@@ -167,7 +172,9 @@ def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
     elif differing == ["task_digest"] and scripts:
         remedy = "give all scripts a train_dataset of the same rows in the same order, with the same columns"
     elif differing == ["task_digest"]:
-        remedy = "give all the same problems in the same order"
+        remedy = "give all the same file, in the same order, and the same keys of [task]"
+    elif MODULES.keys() >= {*differing} - {"allow_other_code"}:
+        remedy = "give all the same file, or let all set network.allow_other_code = true"
     elif differing == ["roster"]:
         remedy = "give all the same roster"
     elif scripts:
@@ -177,6 +184,41 @@ def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
     else:
         remedy = "give all peers the same settings (recipe and --set) and version of ftis"
     return Mismatch(recipe, shown, remedy)
+
+
+def other_code(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """The modules of the user's own that differ between two peers, with the start of their digests; "" if none do."""
+    return "; ".join(part for key in _differing(own, theirs) if key in MODULES for part in _in_words(key, own, theirs))
+
+
+def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
+
+
+def _in_words(key: str, own: Mapping[str, Any], theirs: Mapping[str, Any], scripts: bool = False) -> list[str]:
+    """A fact that differs, in words: its parts that differ, if both peers have parts of it."""
+    here, there = own.get(key), theirs.get(key)
+    if key == "task_digest" and not scripts:
+        here, there = (f"{_printable(of.get('problems'))}, {_digest(of.get(key))}" for of in (own, theirs))
+        return [f"problems: {here} here, {there} there"]
+    if key in MODULES:
+        parts = [one if isinstance(one, dict) else {} for one in (here, there)]
+        return [
+            f"{MODULES[key]} {_printable(name.replace('.', '/') + '.py')}: {_digest(parts[0].get(name))} here, "
+            f"{_digest(parts[1].get(name))} there"
+            for name in _differing(*parts)
+        ]
+    if isinstance(here, dict) and isinstance(there, dict) and not (scripts and key in OF_SCRIPT):
+        return [
+            f"{_printable(f'{key}.{part}')}: {_printable(here.get(part))} here, {_printable(there.get(part))} there"
+            for part in _differing(here, there)
+        ]
+    name = OF_SCRIPT.get(key, key) if scripts else key
+    return [f"{_printable(name)}: {_printable(here)} here, {_printable(there)} there"]
+
+
+def _digest(value: Any) -> str:
+    return _printable(value[:8]) if isinstance(value, str) else "none"
 
 
 def _printable(value: Any) -> str:

@@ -35,7 +35,7 @@ from ftis.member import Outgoing
 from ftis.records.events import NetworkEvent, Say, Stopped, unheard
 from ftis.swarm import manifest as manifests
 from ftis.swarm.chunks import Assembly
-from ftis.swarm.facts import mismatch, read_facts
+from ftis.swarm.facts import mismatch, other_code, read_facts
 from ftis.swarm.identity import Roster
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.outbox import Outbox
@@ -133,6 +133,7 @@ class NetworkExchange:
         self._fetching: list[Fetching] = []
         self._news = 0
         self._compared = float("-inf")
+        self._code_of: set[str] = set()
         self._entered = False
         self._is_alone = True
         self._token: zenoh.LivelinessToken | None = None
@@ -393,19 +394,26 @@ class NetworkExchange:
     def _compare_facts(self) -> None:
         """Now and then compare what the peers mean by this recipe's name, until all have been met."""
         now = time.monotonic()
-        if now - self._compared < FACTS_SECONDS or self.rounds.met_all:
+        may_differ = self.recipe.network.allow_other_code and not self._code_of.issuperset(self.others)
+        if now - self._compared < FACTS_SECONDS or (self.rounds.met_all and not may_differ):
             return
         self._compared = now
         with suppress(zenoh.ZError):
             Question(self.session, f"ftis/facts/{self.recipe.name}/*", FACTS_SECONDS, self._hear_facts, self._tell)
 
     def _hear_facts(self, sample: zenoh.Sample) -> bool:
-        theirs = read_facts(sample.payload.to_bytes())
-        differs = mismatch(self.recipe.name, self.facts, theirs) if theirs is not None else None
-        if differs is not None:
+        theirs, peer = read_facts(sample.payload.to_bytes()), str(sample.key_expr).rpartition("/")[2]
+        if theirs is None or peer not in self.others:
+            return False
+        if (differs := mismatch(self.recipe.name, self.facts, theirs)) is not None:
             with self.changed:
-                decisions = self.rounds.mismatched(str(sample.key_expr).rpartition("/")[2], differs)
+                decisions = self.rounds.mismatched(peer, differs)
             self._carry_out(decisions)
+        elif peer not in self._code_of:
+            self._code_of.add(peer)
+            if code := other_code(self.facts, theirs):
+                text = f"{peer} has other code, as network.allow_other_code has it ({code})"
+                self._say(NetworkEvent("code", text, self.status.get("round", 0)))
         return False
 
     # --- answering --------------------------------------------------------------------------------

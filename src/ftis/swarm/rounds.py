@@ -360,7 +360,8 @@ class Rounds:
             return [*decisions, Closed(self._take())]
         if now - self._noticed > NOTICE_SECONDS:
             self._noticed = now
-            text = f"round {round + 1}: waiting for {self._in_words(waiting)}{self._about_unseen(waiting, now)}"
+            seconds = f"{now - self._awaited.since:.0f} s so far"
+            text = f"round {round + 1}: waiting for {self._in_words(waiting)}, {seconds}{self._about(waiting, now)}"
             decisions.append(self._notice("waiting", text))
         if now - self._asked > CATCH_UP_SECONDS:
             self._asked = now
@@ -513,15 +514,20 @@ class Rounds:
         said = [f"{name} ({self._state(name)})" for name in names]
         return ", ".join(said[:MOST_NAMES]) + f" and {len(said) - MOST_NAMES} more" * (len(said) > MOST_NAMES)
 
-    def _about_unseen(self, names: Collection[str], now: float) -> str:
-        """The time without a sign of some peers, and the remedy; empty if all were seen."""
+    def _about(self, names: Collection[str], now: float) -> str:
+        """The time without a sign of some peers, and the remedy; empty if all are present."""
         unseen = [name for name in names if not (self._others[name].met or name in self._mismatches)]
-        if not unseen:
-            return ""
-        return (
-            f"; no sign of {', '.join(unseen)} in {now - self._entered:.0f} s: start it, or check on both sides who "
-            f"listens and connects where"
-        )
+        left = {name: self._others[name].gone_since for name in names if not self._others[name].live}
+        gone = [f"{name} for {now - since:.0f} s" for name, since in left.items() if since is not None]
+        text = ""
+        if unseen:
+            text += (
+                f"; no sign of {', '.join(unseen)} in {now - self._entered:.0f} s: start it, or check on both sides "
+                f"who listens and connects where"
+            )
+        if gone:
+            text += f"; gone: {', '.join(gone)}: start it again there with --resume, or mend its connection"
+        return text
 
     def _state(self, name: str) -> str:
         other = self._others[name]

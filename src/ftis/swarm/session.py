@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -69,10 +71,41 @@ ENDPOINT = re.compile(
 NEARLY = re.compile(rf"(?:({PROTOCOLS}):?//?)?({HOST})(?::([0-9]{{1,5}}))?/?")
 
 
+def ways_in(settings: NetworkConfig) -> list[str]:
+    """Lines on the endpoints where a peer listens, each with what another machine connects to."""
+    here, lines = address(), []
+    if settings.mode == "client" or (settings.connect and not settings.listen):
+        return [f"listens nowhere: the others reach this peer through {', '.join(settings.connect)}"]
+    for endpoint in settings.listen or [f"tcp/127.0.0.1:{settings.port}"]:
+        found = re.fullmatch(rf"({PROTOCOLS})/({HOST}):([0-9]+).*", endpoint)
+        if found is None:
+            lines.append(f"listens at {endpoint}")
+            continue
+        protocol, host, port = found.groups()
+        if host in ("127.0.0.1", "localhost", "[::1]"):
+            lines.append(
+                f"listens at {endpoint}, for this machine alone: for another machine, --listen {protocol}/0.0.0.0:"
+                f"{port} here and --connect {protocol}/{here}:{port} there"
+            )
+        else:
+            host = here if host in ("0.0.0.0", "[::]") else host
+            with_tls = " and --tls" if protocol == "tls" else ""
+            lines.append(f"listens at {endpoint}: the others give --connect {protocol}/{host}:{port}{with_tls}")
+    return lines
+
+
+def address() -> str:
+    """This machine's address on its way to the internet; nothing is sent for it."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # of documentations
+        return str(probe.getsockname()[0])
+    return "ADDRESS"
+
+
 def check_endpoints(settings: NetworkConfig) -> None:
     """
     Raises:
-        ExchangeError: an endpoint is no ``protocol/host:port``.
+        ExchangeError: an endpoint is no ``protocol/host:port``, or a file of certificates is missing.
     """
     for key in ("listen", "connect"):
         for endpoint in getattr(settings, key):
@@ -82,6 +115,9 @@ def check_endpoints(settings: NetworkConfig) -> None:
                 if found:
                     better = f"{found[1] or 'tcp'}/{found[2]}:{found[3] or settings.port}"
                 raise ExchangeError(f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}")
+    for file in (settings.tls_authority, settings.tls_certificate, settings.tls_key):
+        if file is not None and not Path(file).is_file():
+            raise ExchangeError(f"no certificate or key at {file}: make them with ftis keys new --tls")
 
 
 def open_session(settings: NetworkConfig) -> zenoh.Session:
@@ -90,9 +126,6 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
         ExchangeError: an endpoint cannot be listened on or reached, or a certificate cannot be read.
     """
     check_endpoints(settings)
-    for file in (settings.tls_authority, settings.tls_certificate, settings.tls_key):
-        if file is not None and not Path(file).is_file():
-            raise ExchangeError(f"no certificate or key at {file}: make them with ftis keys new --tls")
     try:
         return zenoh.open(engine_config(settings))
     except zenoh.ZError as error:
