@@ -186,7 +186,8 @@ def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) 
 
 def _observed(answers: Sequence[Mapping[str, Any]] | None) -> tuple[Observed, ...]:
     """An environment's answers, as they were recorded."""
-    return tuple(Observed(answer["at"], np.asarray(answer["ids"], np.int32)) for answer in answers or ())
+    answers = [] if answers is None else answers
+    return tuple(Observed(answer["at"], np.asarray(answer["ids"], np.int32)) for answer in answers)
 
 
 def _sent(came: Mapping[str, Any] | None) -> Sent | None:

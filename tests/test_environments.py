@@ -298,6 +298,8 @@ def test_two_peers_play_and_learn_together(
         assert one["completions/mean_turns"] > 1
         assert one["sampling/checked_logp_difference/max"] < 1e-4
         assert not sum(value for key, value in one.items() if key.endswith("/rejected"))
+    assert ftis("report", str(run)) == 0
+    assert 'class="observed"' in (run / "report.html").read_text()
     again = load(recipe, overrides=[f"output_dir={tmp_path / 'again'}", "processes=parallel"])
     assert train(again)
     assert differences(records_of(tmp_path / "again" / "tiny-seed0"), records_of(run)) == []

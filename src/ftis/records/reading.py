@@ -338,6 +338,10 @@ def _is_rollout(row: Mapping[str, Any]) -> bool:
     if any(row.get(key) is None for key in (*SHOWN[:6], "completion_ids", "gen_logp")):
         return False
     old, unit, n = row.get("old_logp"), row.get("unit"), len(row["completion_ids"])
+    answers = row.get("observed")
+    for answer in [] if answers is None else answers:
+        if answer is None or answer["ids"] is None or not 0 <= (-1 if answer["at"] is None else answer["at"]) <= n:
+            return False
     if old is None:
         return True
     units = range(n) if unit is None else unit

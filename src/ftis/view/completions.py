@@ -320,10 +320,11 @@ def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
     if tokenizer is not None:
         spelled = pieces(tokenizer, ids[:MAX_TOKENS])
         tokens = [_token_view(piece, ratio, cap) for piece, ratio in zip(spelled, ratios, strict=False)]
-        for at, answer in reversed([(one["at"], one["ids"]) for one in row.get("observed") or ()]):
-            if at <= len(tokens):
-                text = tokenizer.decode([int(i) for i in answer], skip_special_tokens=False)
-                tokens.insert(at, TokenView(cut(text, MAX_LETTERS), "observed", "the environment's"))
+        answers = row.get("observed")
+        for answer in reversed([] if answers is None else list(answers)):
+            if answer["at"] <= len(tokens):
+                text = tokenizer.decode([int(i) for i in answer["ids"]], skip_special_tokens=False)
+                tokens.insert(answer["at"], TokenView(cut(text, MAX_LETTERS), "observed", "the environment's"))
     return SampleView(
         title=title,
         facts=[true_minus(fact) for fact in facts],
