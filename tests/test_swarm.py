@@ -31,6 +31,8 @@ from ftis.swarm.identity import IdentityError, public_hex
 pytestmark = pytest.mark.slow
 
 STARTED: list[Watched] = []
+DEFAULTS = ["--set", "training.foreign_failures=false", "--set", "training.no_regret=0.1"]
+"""The defaults of join that train does not have."""
 
 
 @pytest.fixture
@@ -117,8 +119,7 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
         "processes=inline",
         "--set",
         "output_dir=one",
-        "--set",
-        "training.foreign_failures=false",
+        *DEFAULTS,
     ]
     subprocess.run(command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150)
     for name in "abc":
@@ -136,7 +137,7 @@ def test_a_finished_swarm_is_extended_to_what_it_had_been_with_more_rounds(place
     for rounds in ("2", "4"):
         processes = {name: joined(place, name, "--resume", "--set", f"training.rounds={rounds}") for name in "abc"}
         assert finish(place, processes) == dict.fromkeys("abc", 0)
-    options = ["--set", "processes=inline", "--set", "output_dir=one", "--set", "training.foreign_failures=false"]
+    options = ["--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
     subprocess.run(command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150)
     for name in "abc":
         runs = (place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0")
@@ -153,7 +154,7 @@ def test_a_swarm_learns_what_the_same_recipe_learns_in_one_process(limit: int, p
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
     for way, directory in (("inline", "one"), ("parallel", "each")):
         options = [*setting, "--set", f"processes={way}", "--set", f"output_dir={directory}"]
-        options += ["--set", "training.foreign_failures=false"]  # the default of join
+        options += DEFAULTS
         subprocess.run(
             command("train", "recipe.toml", *options), cwd=place, check=True, capture_output=True, timeout=150
         )

@@ -160,6 +160,8 @@ class TrainingConfig(_Section):
     """The most foreign rollouts to learn from in a round, in whole groups, from each peer in turn; 0 is no limit."""
     foreign_failures: bool | None = None
     """Whether to learn from others' rollouts with Â < 0, which push answers away. By default not in ``ftis join``."""
+    no_regret: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Go back if own rewards fell by more than this part of their range; 0: never. By default .1 in ``ftis join``."""
     resample: Literal["off", "fill"] = "off"
     """``fill``: own groups whose rewards are all equal give way to groups of other prompts, while some are left."""
     resample_budget: Positive = 1

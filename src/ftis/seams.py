@@ -51,6 +51,7 @@ SELECTIONS: Mapping[str, str] = {
     "failure": "ftis.swarm.limit.successes_only",
     "short": "ftis.swarm.limit.by_length",
     "penalty": "ftis.swarm.penalties.penalties",
+    "regret": "ftis.swarm.regret.no_regret",
     "honesty": "ftis.honesty.selection.honesty_test",
     "alignment": "ftis.text.selection.readable",
 }

@@ -36,8 +36,8 @@ CLEARLY = 0.2
 NOTICE_SECONDS = 60.0
 """Seconds after which a peer's remark about the network is no longer news."""
 
-NEWS = ("waiting", "alone", "aside", "mismatch", "behind")
-"""The network events that explain why a peer does not go on."""
+NEWS = ("waiting", "alone", "aside", "mismatch", "behind", "regret")
+"""The network events that explain why a peer does not go on, or goes on without others."""
 
 CAUSAL = (
     *("reward", "reward_std", "frac_reward_zero_std", "optimizer_steps", "format_right", "answer_right"),
@@ -68,6 +68,8 @@ class Source:
         quarantined_since: the round, counted from 1, in which the honesty test found the peer; None if it did not.
         accused_only: whether the honesty test found the peer, but the learner still learns from it.
         evidence, needed: of the honesty test on that peer, in nats, and the evidence that suffices.
+        harmful_since: the step at which the no-regret guard found that learning from it did harm; None if it did not.
+        set_aside: whether the guard has the learner do without it for some rounds.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Source:
     accused_only: bool = False
     evidence: float = 0.0
     needed: float = 0.0
+    harmful_since: int | None = None
+    set_aside: bool = False
 
 
 @dataclass(frozen=True)
@@ -406,4 +410,6 @@ def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
         accused_only=bool(found) and not last.get("honesty/quarantined"),
         evidence=last.get("honesty/evidence", 0.0),
         needed=last.get("honesty/threshold", 0.0),
+        harmful_since=last.get("regret/harmful_since"),
+        set_aside=bool(last.get("regret/set_aside")),
     )

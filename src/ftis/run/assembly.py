@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,12 +81,7 @@ def assemble(
     """
     config = recipe.peer(name)
     model = starters.place_of(config.model)
-    if resume_step:
-        policy, cursor, states = checkpoint.load(directory, resume_step, config, model)
-    else:
-        with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
-            torch.default_generator.manual_seed(seed_of(recipe, name, 0, "adapter"))
-            policy, cursor, states = Policy.load(config, model), Cursor(), {}
+    policy, cursor, states = loaded(recipe, config, directory, resume_step)
     task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
     scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
     objective = resolve(recipe.objective)
@@ -122,7 +118,25 @@ def assemble(
     reference = reference_of(policy, config, model) if objective.beta else None
     peer = Peer(member, policy, sampler, attack, reference)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    return Trainer(peer, EvalSplit.of(task, ood, scores, renders, players), records)
+    splits = EvalSplit.of(task, ood, scores, renders, players)
+    on_cpu = config.model_copy(update={"device": "cpu"})  # the device may have no room for a second policy
+    return Trainer(peer, splits, records, lambda step: loaded(recipe, on_cpu, directory, step)[0])
+
+
+def loaded(
+    recipe: Recipe, config: PeerConfig, directory: Path, step: int
+) -> tuple[Policy, Cursor, dict[str, dict[str, Any]]]:
+    """A peer's policy, cursor and selections' states after ``step`` rounds: of its checkpoint, or untrained for 0.
+
+    Raises:
+        FtisError: the model or the checkpoint cannot be loaded.
+    """
+    model = starters.place_of(config.model)
+    if step:
+        return checkpoint.load(directory, step, config, model)
+    with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn from this generator
+        torch.default_generator.manual_seed(seed_of(recipe, config.name, 0, "adapter"))
+        return Policy.load(config, model), Cursor(), {}
 
 
 def longest_row(problems: Sequence[Prompt], render: Callable[[Prompt], Ints], sampling: SamplingConfig) -> int:

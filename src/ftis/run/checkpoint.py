@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -40,11 +40,13 @@ def save(
     keep: int,
     selections: Mapping[str, Mapping[str, Any]] | None = None,
     best: int = 0,
+    pinned: Collection[int] = (),
 ) -> Path:
     """Write ``checkpoint-<step>`` under ``directory`` and delete all but the newest ``keep`` and ``checkpoint-<best>``.
 
     Args:
         selections: the state of each selection that has one, by its name.
+        pinned: steps that are kept beside these, and do not count among the newest.
 
     Raises:
         CheckpointError: the disk is full or refuses to write. Earlier checkpoints are unchanged.
@@ -65,7 +67,7 @@ def save(
             delete(target)
             partial.chmod(0o755)
             partial.replace(target)
-        for step in saved_steps(directory)[:-keep]:
+        for step in [step for step in saved_steps(directory) if step not in pinned][:-keep]:
             if step != best:
                 delete(checkpoint_path(directory, step))
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -105,6 +107,15 @@ def load(
         load_state(policy.optimizer, torch.load(state, map_location="cpu", weights_only=True, mmap=True))
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
     return policy, cursor, states
+
+
+def hand_over(source: Policy, target: Policy) -> None:
+    """Give ``target``, which is in use, the trained weights and the moments of another policy of the same peer."""
+    with torch.no_grad():
+        for old, new in zip(target.trainable, source.trainable, strict=True):
+            old.copy_(new)
+    target.optimizer.state.clear()
+    load_state(target.optimizer, source.optimizer.state_dict())
 
 
 def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:

@@ -48,6 +48,9 @@ from ftis.swarm.link import NetworkExchange
 from ftis.swarm.session import check_endpoints, ways_in
 from ftis.tasks.jsonl import files
 
+NO_REGRET = 0.1
+"""``training.no_regret`` of a joined peer, if its recipe leaves it open."""
+
 
 def peer_directory(recipe: Recipe, peer: str) -> Path:
     """The run directory of one joined peer. Several peers of a recipe may be on the same machine, each with its own."""
@@ -81,6 +84,14 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
     return arms[0].name, swarm
 
 
+def guarded(swarm: Recipe) -> Recipe:
+    """The recipe with the no-regret guard of a peer among strangers, unless it says otherwise."""
+    if swarm.training.no_regret is not None or swarm.training.resample != "off":
+        return swarm
+    training = swarm.training.model_copy(update={"no_regret": NO_REGRET})
+    return swarm.model_copy(update={"training": training})
+
+
 def own_part(arm: str, swarm: Recipe, peer: str) -> Arm:
     """An arm of this peer alone in its swarm, since nobody needs the others' models."""
     return Arm(ArmConfig(name=arm), swarm.of_swarm({peer}), (swarm,))
@@ -112,6 +123,7 @@ def ready(recipe: Recipe, name: str, *, arm: str | None = None, resume: bool = F
         FtisError: something is wrong with the recipe, the model, the keys, the endpoints or the run directory.
     """
     arm_name, swarm = choose_arm(recipe, name, arm)
+    swarm = guarded(swarm)
     # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect

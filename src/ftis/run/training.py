@@ -12,9 +12,19 @@ from ftis.engines.devices import peak_bytes
 from ftis.episodes import Episodes
 from ftis.measures import RoundRecord
 from ftis.peer import Peer
+from ftis.policy import Policy
 from ftis.prompts import Task
-from ftis.records.events import Evaluated, PeerFinished, PeerStarted, PeerStopped, RoundEnded, Say, Stopped
-from ftis.records.files import saved_steps
+from ftis.records.events import (
+    Evaluated,
+    NetworkEvent,
+    PeerFinished,
+    PeerStarted,
+    PeerStopped,
+    RoundEnded,
+    Say,
+    Stopped,
+)
+from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
@@ -24,6 +34,7 @@ from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 from ftis.run.evaluate import Exam
 from ftis.run.together import Rounds
+from ftis.swarm.regret import NoRegret
 
 
 @dataclass(frozen=True)
@@ -60,11 +71,16 @@ class EvalSplit:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A peer with its records, and with checkpoints in the same directory."""
+    """A peer with its records, and with checkpoints in the same directory.
+
+    Attributes:
+        policy_of: loads the policy after so many rounds, on the CPU.
+    """
 
     peer: Peer
     splits: tuple[EvalSplit, ...]
     records: Records
+    policy_of: Callable[[int], Policy]
 
     def train(
         self,
@@ -96,7 +112,10 @@ class Trainer:
                 collected = yield peer.begin(round)
                 if collected is None:
                     raise Stopped
-                self.record(peer.finish(round, collected), say)
+                record = peer.finish(round, collected)
+                self.go_back()  # before anybody copies the weights
+                self.record(record, say)
+                self.report_guard(say)
             except Stopped:
                 self.save_once()
                 say(PeerStopped(member.cursor.step))
@@ -104,10 +123,39 @@ class Trainer:
             except Exception:  # of a part of the user's own, too
                 self.save_what_is_whole()
                 raise
-            if member.cursor.step == training.rounds or member.cursor.step % training.save_every == 0:
+            if self.is_saved(member.cursor.step):
                 self.save()
             self.evaluate_where_due(training.rounds, say)
         say(PeerFinished(member.cursor.step))
+
+    @property
+    def guard(self) -> NoRegret | None:
+        """The peer's no-regret guard, if it has one."""
+        return next((one for one in self.peer.member.selections if isinstance(one, NoRegret)), None)
+
+    def go_back(self) -> None:
+        """After the guard's alarm, go back to its best checkpoint, while the rounds go on."""
+        guard, peer = self.guard, self.peer
+        if guard is None or guard.back_to is None or guard.back_to < 0:
+            return
+        if guard.back_to and guard.back_to not in saved_steps(self.records.directory):
+            guard.said.append(f"there is no checkpoint-{guard.back_to} any more, so the weights stay")
+            return
+        checkpoint.hand_over(self.policy_of(guard.back_to), peer.policy)
+        peer.sampler.weights_moved(peer.policy)
+        guard.best = peer.member.cursor.step  # the same weights, saved in a moment
+
+    def report_guard(self, say: Say) -> None:
+        """Report the guard's decisions in this round."""
+        for text in self.guard.said if self.guard else ():
+            say(NetworkEvent("regret", text, self.peer.member.cursor.step))
+
+    def is_saved(self, step: int) -> bool:
+        """Whether there is a checkpoint after ``step`` rounds: at the end, every ``save_every``, or for the guard."""
+        training, guard = self.peer.recipe.training, self.guard
+        if step == training.rounds or step % training.save_every == 0:
+            return True
+        return guard is not None and (step in guard.pinned or guard.back_to is not None)
 
     def record(self, record: RoundRecord, say: Say) -> None:
         """Record a finished round."""
@@ -182,8 +230,12 @@ class Trainer:
         training, place = peer.recipe.training, self.records.directory
         best = PeerRun.read(place).best if training.load_best_model_at_end else 0
         states = checkpoint.states_of(peer.member.selections)
+        pinned = self.guard.pinned if self.guard else frozenset()
         self.records.sync()
-        checkpoint.save(place, peer.policy, peer.member.cursor, training.save_total_limit, states, best)
+        for step in saved_steps(place) if self.guard else ():
+            if step % training.save_every and step not in pinned:  # pinned once
+                checkpoint.delete(checkpoint_path(place, step))
+        checkpoint.save(place, peer.policy, peer.member.cursor, training.save_total_limit, states, best, pinned)
 
     def close(self) -> None:
         """Release the sampler and the trackers."""

@@ -187,6 +187,8 @@ def _of_recipe(args: Any, recipe: Recipe, objective: Objective, peer: str) -> It
         )
     if recipe.training.resample != "off":
         yield 'training.resample = "fill": TRL samples a round once; set training.resample = "off"'
+    if recipe.training.no_regret:
+        yield f"training.no_regret = {recipe.training.no_regret}: TRL keeps the weights to go back to; leave it out"
     if recipe.sampling.stop:
         yield f"sampling.stop = {list(recipe.sampling.stop)}: TRL does not end completions at strings; use end_tokens"
     if config.attack:

@@ -213,6 +213,13 @@ def _of_source(peer: Standing, source: Source) -> list[Remark]:
         remark("trouble", f"{text}{evidence}, {follows}", "honesty")
         if source.quarantined_since is not None:
             return found
+    if source.harmful_since is not None:
+        text = f"The reward fell while learning from {name}, so nothing of it is learned since"
+        remark("trouble", f"{text} round {source.harmful_since}", "regret")
+        return found
+    if source.set_aside:
+        remark("look", f"The reward fell, so {name} waits for its probation", "regret")
+        return found
     if source.rejected:
         n, why = sum(source.rejected.values()), ", ".join(REASONS.get(r, r) for r in source.rejected)
         quoted = f" ({cut(source.first_rejection, LONGEST_WORDS)})" if source.first_rejection else ""
@@ -236,6 +243,8 @@ def _unused(source: Source) -> str:
     """The reasons why nothing of a source was learned."""
     if source.quarantined_since is not None:
         return f"in quarantine since round {source.quarantined_since}"
+    if source.harmful_since is not None or source.set_aside:
+        return "set aside since the reward fell"
     if source.missing and source.missing == source.rounds:
         return "nothing came"
     parts = [f"{n:,} rejected as {REASONS.get(reason, reason)}" for reason, n in source.rejected.items()]

@@ -1,0 +1,220 @@
+"""No regret: a learner that got worse goes back, learns alone, and takes senders back one at a time.
+
+A fall of the learner's own reward (:mod:`ftis.swarm.falls`) is an alarm. Whoever lends the weights, as
+:class:`ftis.run.training.Trainer` does, then goes back to the best checkpoint::
+
+    together ──alarm──▶ alone ──its rounds pass──▶ probation of the first ──▶ … of the last ──▶ together
+       ▲                  └─────── an alarm in any phase leads back to alone ──────┘                │
+       └────────────────────────────────────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ftis.config import Recipe, RecipeError
+from ftis.rollouts import Decode
+from ftis.selection import Judged, Selection
+from ftis.swarm.falls import LONGEST, FallTest, shortest_window
+
+ALPHA = 0.01
+"""The most probability of a false alarm in a run."""
+ALONE, PROBATION = 2, 3
+"""Rounds alone and of a first probation, in shortest windows of the test."""
+
+
+@dataclass
+class NoRegret(Selection):
+    """Watches the learner's reward on own groups, and decides whom it hears.
+
+    One alarm may have other causes than the senders. After it the learner has shown that it does not fall alone. A
+    sender is then harmful if the learner falls and has learned from that sender alone since the fall began. An alarm
+    with all of them doubles the rounds of a probation.
+
+    Attributes:
+        recipe: with exactly the peers of this swarm.
+        own: the learner's name.
+        phase: "together", "alone" or "probation".
+        left: rounds of the phase that are left; without meaning in "together".
+        queue: senders that wait for their probation, the one on probation first.
+        harmful: senders that made the learner worse, by name the step at which that was found.
+        patience: rounds of a probation.
+        alarms: their number.
+        learned_from: the senders of each round since the last alarm.
+        rewards: the mean own reward of each round since then.
+        best, best_reward: the step of the checkpoint to go back to, and the mean reward of the rounds behind it.
+        pending: a step whose checkpoint is kept until the rounds behind it show whether it is better; −1: none.
+        back_to: after an alarm, the step to go back to; −1 if no checkpoint is better than the present.
+        said: sentences on this round's decisions.
+    """
+
+    recipe: Recipe
+    own: str
+    name: str = "regret"
+    phase: str = "together"
+    left: int = 0
+    queue: list[str] = field(default_factory=list)
+    harmful: dict[str, int] = field(default_factory=dict)
+    patience: int = 0
+    alarms: int = 0
+    learned_from: list[list[str]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    best: int = 0
+    best_reward: float | None = None
+    pending: int = -1
+
+    def __post_init__(self) -> None:
+        self.test = FallTest(self.recipe.training.no_regret or 0.0, shortest_window(self.recipe.prompts_per_peer))
+        self.patience = self.patience or PROBATION * self.window
+        self.back_to: int | None = None
+        self.said: list[str] = []
+
+    @property
+    def window(self) -> int:
+        return self.test.windows[0]
+
+    @property
+    def threshold(self) -> float:
+        """The evidence, in nats, that is an alarm: log(R/α) in a run of R rounds."""
+        return math.log(self.recipe.training.rounds / ALPHA)
+
+    @property
+    def others(self) -> list[str]:
+        """The senders that are not harmful."""
+        return [peer.name for peer in self.recipe.peers if peer.name not in (self.own, *self.harmful)]
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """Steps whose checkpoints are kept."""
+        return frozenset({self.best, self.pending} - {0, -1})
+
+    def skipped(self, round: int) -> Collection[str]:
+        admitted = {"together": self.others, "alone": [], "probation": self.queue[:1]}[self.phase]
+        return frozenset(peer.name for peer in self.recipe.peers if peer.name not in (self.own, *admitted))
+
+    def examine(self, judged: Judged) -> None:
+        batch = judged.batch
+        own, step = batch.own_N, int(batch.round_N[batch.own_N].max()) + 1
+        groups = [batch.reward_N[own & (batch.item_N == item)].tolist() for item in np.unique(batch.item_N[own])]
+        self.take(step, groups, sorted({batch.sources[source] for source in batch.source_N[~own]}))
+
+    def take(self, step: int, groups: Sequence[Sequence[float]], senders: Sequence[str]) -> None:
+        """Take in a round.
+
+        Args:
+            step: finished rounds, this one included.
+            groups: the rewards of each own group.
+            senders: whom the learner learns from in this round.
+        """
+        self.back_to, self.said = None, []
+        self.test.add(groups)
+        self.rewards.append(float(np.mean([np.mean(group) for group in groups])))
+        if self.best_reward is None:
+            self.best_reward = self.rewards[0]
+        if self.test.nats >= self.threshold:
+            self._alarm(step)
+            return
+        self.learned_from.append(list(senders))
+        del self.learned_from[:-LONGEST], self.rewards[:-LONGEST]
+        self._compare(step)
+        if self.phase != "together":
+            self.left -= 1
+            if not self.left:
+                self._next_phase(step)
+
+    def _alarm(self, step: int) -> None:
+        assert self.best_reward is not None
+        behind, phase = self.test.behind, self.phase
+        now = float(np.mean(self.rewards[-behind:]))
+        suspects = {name for names in self.learned_from[-behind:] for name in names}
+        self.back_to = self.best if self.best_reward > now else -1
+        fell = f"round {step}: the reward fell to {now:.2f} since round {step - behind + 1}"
+        if phase == "alone":
+            fell += " while learning alone, so the learning rate is the first thing to lower"
+        elif self.alarms and len(suspects) == 1:
+            self.harmful[min(suspects)] = step
+            fell += f" while learning from {min(suspects)} alone, so nothing more is learned from {min(suspects)}"
+        elif self.alarms and phase == "together":
+            self.patience *= 2
+        if phase == "probation" and self.queue[0] in self.harmful:
+            self.queue = self.queue[1:]
+        elif phase != "alone":
+            self.queue = self.others
+        self.phase, self.left = "alone", ALONE * self.window
+        self.pending = step if self.back_to < 0 else -1
+        self.alarms += 1
+        self.test.restart()
+        self.learned_from, self.rewards = [], []
+        place = f"{self.own} goes back to step {self.back_to}" if self.back_to >= 0 else f"{self.own} stays"
+        self.said.append(f"{fell}. {place} and learns alone for {self.left} rounds")
+
+    def _next_phase(self, step: int) -> None:
+        if self.phase == "probation":
+            self.queue = self.queue[1:]
+        if self.queue:
+            self.phase, self.left = "probation", self.patience
+            self.said.append(f"round {step}: {self.queue[0]} is on probation for {self.left} rounds")
+        else:
+            self.phase = "together"
+            if self.others:
+                self.said.append(f"round {step}: {self.own} learns from {', '.join(self.others)} again")
+
+    def _compare(self, step: int) -> None:
+        """Choose the checkpoint to go back to by the rounds behind it, since those before it may hide a fall."""
+        assert self.best_reward is not None
+        mean = float(np.mean(self.rewards[-self.window :]))
+        if self.pending >= 0:
+            if step >= self.pending + self.window:
+                if mean > self.best_reward:
+                    self.best, self.best_reward = self.pending, mean
+                self.pending = -1
+        elif len(self.rewards) >= self.window:
+            rise = self.test.margin / 2 * max(self.test.high - self.test.low, 0.0)
+            if rise and mean >= self.best_reward + rise:
+                self.pending = step
+
+    def about(self, peer: str, decode: Decode) -> Mapping[str, Any]:
+        if peer == self.own:
+            nats = self.test.nats if math.isfinite(self.test.nats) else 0.0
+            return {
+                "regret/evidence": max(nats, 0.0),
+                "regret/threshold": self.threshold,
+                "regret/alarms": self.alarms,
+                "regret/best_step": self.best,
+            }
+        if peer in self.harmful:
+            return {"regret/harmful_since": self.harmful[peer]}
+        return {"regret/set_aside": peer in self.skipped(0)}
+
+    def state(self) -> Mapping[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name not in UNKEPT}
+        return {**kept, "test": self.test.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        saved = dict(state)
+        self.test.restore(saved.pop("test"))
+        vars(self).update(saved)
+
+
+UNKEPT = ("recipe", "own", "name", "test", "back_to", "said")
+
+
+def no_regret(recipe: Recipe, own: str) -> NoRegret | None:
+    """The guard that ``training.no_regret`` sets; None if it is off, or there is nobody to learn from.
+
+    Raises:
+        RecipeError: ``training.resample`` leaves a choice of the groups, whose rewards do not compare.
+    """
+    if not recipe.training.no_regret or len(recipe.peers) == 1:
+        return None
+    if recipe.training.resample != "off":
+        raise RecipeError(
+            "training.no_regret compares the rewards of groups that nobody chose: set it to 0, or training.resample = "
+            '"off"'
+        )
+    return NoRegret(recipe, own)

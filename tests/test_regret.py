@@ -1,0 +1,256 @@
+"""Whom a learner hears after its reward fell: a table of scripts, and runs that go back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from run_files import differences, records_of, weights
+
+from ftis.config import RecipeError
+from ftis.recipe.parsing import load
+from ftis.records.events import Event, NetworkEvent
+from ftis.records.files import saved_steps
+from ftis.records.reading import PeerRun
+from ftis.run.assembly import assemble
+from ftis.run.together import in_turns
+from ftis.run.training import Trainer
+from ftis.swarm.regret import ALONE, PROBATION, NoRegret, no_regret
+from recipes import recipe_of
+
+GROUPS, WINDOW = 12, 4
+ALONE_ROUNDS, PROBATION_ROUNDS = ALONE * WINDOW, PROBATION * WINDOW
+FEW = 3
+"""Rounds in which a fall from .9 to .1 is surely found."""
+
+
+def guard_of(*names: str) -> NoRegret:
+    """The guard of the first of these peers."""
+    return NoRegret(recipe_of(*names, rounds=200, prompts_per_round=GROUPS * len(names), no_regret=0.1), names[0])
+
+
+@dataclass
+class Play:
+    """A learner ``me`` whose reward is .1 as long as it has learned from a harmful sender lately, else .9."""
+
+    guard: NoRegret
+    present: Collection[str]
+    step: int = 0
+    level: float = 0.9
+
+    def rounds(self, count: int, harm: Collection[str] = (), fall: bool = False) -> None:
+        """Some rounds in which the senders of ``harm`` do harm, or the learner falls by itself."""
+        for _ in range(count):
+            self.step += 1
+            ones = round(10 * self.level)
+            group = [1.0] * ones + [0.0] * (10 - ones)
+            heard = sorted(set(self.present) - set(self.guard.skipped(self.step)))
+            self.guard.take(self.step, [group] * GROUPS, heard)
+            if self.guard.back_to is not None:
+                self.level = 0.9
+            elif fall or set(heard) & set(harm):
+                self.level = 0.1
+
+    def alarm(self, harm: Collection[str] = (), fall: bool = False) -> None:
+        """Rounds until the alarm that must come."""
+        for _ in range(FEW + 1):
+            self.rounds(1, harm, fall)
+            if self.guard.back_to is not None:
+                return
+        raise AssertionError("no alarm")
+
+
+def play(*others: str) -> Play:
+    playing = Play(guard_of("me", *others), others)
+    playing.rounds(10)
+    assert not playing.guard.skipped(11)
+    return playing
+
+
+def test_a_partner_is_harmful_if_its_probation_ends_in_a_fall() -> None:
+    pair = play("bob")
+    pair.alarm(harm=["bob"])
+    guard = pair.guard
+    assert (guard.phase, guard.harmful, guard.skipped(0)) == ("alone", {}, {"bob"})
+    pair.rounds(ALONE_ROUNDS)
+    assert (guard.phase, guard.skipped(0)) == ("probation", set())
+    pair.alarm(harm=["bob"])
+    assert guard.harmful == {"bob": pair.step}
+    pair.rounds(ALONE_ROUNDS + PROBATION_ROUNDS)
+    assert (guard.phase, guard.skipped(0), pair.level) == ("together", {"bob"}, 0.9)
+
+
+def test_a_partner_that_behaves_on_probation_is_harmful_if_it_does_harm_afterwards() -> None:
+    pair = play("bob")
+    pair.alarm(harm=["bob"])
+    pair.rounds(ALONE_ROUNDS + PROBATION_ROUNDS)
+    assert (pair.guard.phase, pair.guard.skipped(0)) == ("together", set())
+    pair.alarm(harm=["bob"])
+    assert set(pair.guard.harmful) == {"bob"}
+
+
+def test_of_several_senders_the_harmful_one_is_found_on_its_probation_and_the_others_come_back() -> None:
+    three = play("ann", "bob", "cyd")
+    three.alarm(harm=["bob"])
+    three.rounds(ALONE_ROUNDS + PROBATION_ROUNDS, harm=["bob"])
+    assert three.guard.skipped(0) == {"ann", "cyd"}
+    three.alarm(harm=["bob"])
+    assert set(three.guard.harmful) == {"bob"}
+    three.rounds(ALONE_ROUNDS, harm=["bob"])
+    assert three.guard.skipped(0) == {"ann", "bob"}
+    three.rounds(PROBATION_ROUNDS, harm=["bob"])
+    assert (three.guard.phase, three.guard.skipped(0)) == ("together", {"bob"})
+    assert three.guard.alarms == 2
+
+
+def test_harm_only_among_several_names_nobody_and_doubles_the_next_probation() -> None:
+    two = play("ann", "bob")
+    two.alarm(harm=["bob"])
+    two.rounds(ALONE_ROUNDS + 2 * PROBATION_ROUNDS)
+    two.alarm(harm=["bob"])
+    assert (two.guard.harmful, two.guard.queue, two.guard.patience) == ({}, ["ann", "bob"], 2 * PROBATION_ROUNDS)
+
+
+def test_harm_of_one_probation_is_not_blamed_on_the_next() -> None:
+    two = play("ann", "bob")
+    two.alarm(harm=["ann"])
+    two.rounds(ALONE_ROUNDS + PROBATION_ROUNDS - 1)
+    assert two.guard.skipped(0) == {"bob"}
+    two.rounds(1, harm=["ann"])  # its last round
+    assert two.guard.skipped(0) == {"ann"}
+    two.alarm()
+    assert "bob" not in two.guard.harmful
+    assert two.guard.phase == "alone"
+
+
+def test_a_silent_sender_is_not_blamed() -> None:
+    silent = Play(guard_of("me", "bob"), ())
+    silent.rounds(10)
+    for _ in range(3):
+        silent.alarm(fall=True)
+        silent.rounds(ALONE_ROUNDS + 1)
+    assert not silent.guard.harmful
+
+
+def test_a_fall_alone_is_nobodys_fault_and_keeps_the_queue() -> None:
+    pair = play("bob")
+    pair.alarm(fall=True)
+    pair.rounds(WINDOW)
+    pair.alarm(fall=True)
+    assert (pair.guard.phase, pair.guard.queue, pair.guard.harmful) == ("alone", ["bob"], {})
+    pair.rounds(ALONE_ROUNDS)
+    assert pair.guard.phase == "probation"
+
+
+def test_all_may_leave_and_come_back() -> None:
+    pair = play("bob")
+    pair.alarm(harm=["bob"])
+    pair.present = ()
+    pair.rounds(ALONE_ROUNDS + PROBATION_ROUNDS)
+    pair.present = ("bob",)
+    pair.rounds(20)
+    assert (pair.guard.phase, pair.guard.alarms, pair.guard.skipped(0)) == ("together", 1, set())
+
+
+def test_it_goes_back_to_a_checkpoint_that_the_rounds_behind_it_have_confirmed() -> None:
+    guard = guard_of("me", "bob")
+    rising = Play(guard, ["bob"], level=0.2)
+    rising.rounds(5)
+    rising.level = 0.7
+    kept = []
+    for _ in range(12):
+        rising.rounds(1)
+        kept.append((rising.step, guard.best, guard.pending))
+    first = next(step for step, _, pending in kept if pending >= 0)
+    assert 6 <= first <= 5 + WINDOW  # the mean has risen by then
+    assert (first + WINDOW, first) in [(step, best) for step, best, _ in kept]
+    assert guard.pinned == {guard.best}
+    rising.level = 0.1
+    rising.alarm()
+    assert guard.back_to == guard.best > 0
+
+
+def test_without_a_better_checkpoint_it_stays() -> None:
+    pair = play("bob")
+    pair.guard.best_reward = 0.05  # its start was as bad, and no later checkpoint is confirmed
+    pair.alarm(harm=["bob"])
+    assert pair.guard.back_to == -1
+    assert pair.guard.pinned == {pair.step}  # so that the decision outlives a kill
+
+
+def test_a_restored_guard_decides_alike_at_every_round() -> None:
+    def script(playing: Play, count: int) -> None:
+        playing.rounds(count, harm=["bob"] if 12 < playing.step < 60 else [])
+
+    whole = play("ann", "bob")
+    halved = play("ann", "bob")
+    for _ in range(80):
+        script(whole, 1)
+        script(halved, 1)
+        again = NoRegret(halved.guard.recipe, "me")
+        again.restore(json.loads(json.dumps(halved.guard.state())))
+        halved.guard = again
+        assert again.state() == whole.guard.state()
+    assert set(whole.guard.harmful) == {"bob"}
+
+
+def test_the_guard_is_for_swarms_whose_groups_nobody_chose() -> None:
+    assert no_regret(recipe_of("me", "bob"), "me") is None
+    assert no_regret(recipe_of("me", no_regret=0.1), "me") is None
+    with pytest.raises(RecipeError, match="resample"):
+        no_regret(recipe_of("me", "bob", no_regret=0.1, resample="fill"), "me")
+
+
+COLLAPSE = (
+    *("peers.*.learning_rate=1.2e-3", 'objective.name="NoIS"', "training.no_regret=0.1", "ood=[]", "arms=[]"),
+    *("training.eval_every=0", "task.validation_size=1", "training.rounds=28", "training.record_rollouts=false"),
+)
+"""Learning from each other without importance weights, the larger peer collapses."""
+
+
+@pytest.mark.slow
+def test_a_collapse_is_undone_and_a_stopped_run_goes_on_alike(tmp_path: Path) -> None:
+    recipe = load(Path(__file__).parents[1] / "recipes" / "demo_pair.toml", COLLAPSE)
+    names = [peer.name for peer in recipe.peers]
+
+    def run(place: Path, last: int = 28) -> dict[str, list[str]]:
+        """Train until ``last`` rounds are finished. Returns the guards' sentences by peer."""
+        said: dict[str, list[str]] = {name: [] for name in names}
+        peers = {}
+        for name in names:
+            step = max(saved_steps(place / name), default=0)
+            trainer = assemble(recipe, name, place / name, resume_step=step)
+
+            def say(event: Event, name: str = name) -> None:
+                if isinstance(event, NetworkEvent):
+                    said[name].append(event.text)
+
+            def done(trainer: Trainer = trainer) -> bool:
+                return trainer.peer.member.cursor.step >= last
+
+            peers[name] = trainer.train(say, done)
+        in_turns(peers)
+        return said
+
+    said = run(tmp_path / "whole")
+    rounds = PeerRun.read(tmp_path / "whole" / "large").rounds
+    rewards = [row.measures["reward"] for row in rounds]
+    alarms = [row.by_peer["large"]["regret/alarms"] for row in rounds]
+    alarm = alarms.index(1)
+    assert said["large"]
+    assert max(alarms) == 1
+    best = max(fmean(rewards[i : i + 4]) for i in range(alarm - 4))
+    assert fmean(rewards[alarm - 2 : alarm + 1]) < best - 0.3
+    assert fmean(rewards[alarm + 1 : alarm + 5]) > best - 0.15
+    assert all(row.by_peer["small"]["admitted"] == 0 for row in rounds[alarm + 1 : alarm + 1 + ALONE_ROUNDS])
+
+    first, rest = run(tmp_path / "parts", alarm + 3), run(tmp_path / "parts")
+    assert {name: first[name] + rest[name] for name in names} == said
+    assert differences(records_of(tmp_path / "parts"), records_of(tmp_path / "whole")) == []
+    for name in names:
+        one, other = (weights(tmp_path / place / name / "checkpoint-28") for place in ("whole", "parts"))
+        assert all(one[key].equal(other[key]) for key in one)
