@@ -454,7 +454,7 @@ TOGETHER = """name=other|seed=1|task.name=gsm8k|prompt.system_prompt=Think.|prom
 prompt.chat_template=never|prompt.think_tag=reason|prompt.answer_tag=result|reward.function=mine.reward
 reward.answer=exact|training.mode=horizontal|training.prompts_per_round=48|training.rounds=9
 training.resample=fill|sampling.num_generations=8|sampling.max_completion_length=99|sampling.temperature=0.9
-peers.small.name=tiny"""
+peers.small.name=tiny|task.environment=guess"""
 APART = """peers.small.learning_rate=0.5|peers.small.model=starter:other|peers.small.train=lora|peers.small.lora_r=4
 peers.*.device=cpu|peers.*.dtype=bfloat16|peers.*.tokens_per_microbatch=64|objective.name=NoIS
 objective.kl_threshold=5.0|training.num_iterations=2|training.scale_rewards=none|training.resample_budget=2

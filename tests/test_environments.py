@@ -32,9 +32,10 @@ from ftis.episodes import EpisodeError, UnplayableError
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
+from ftis.run.provenance import agreed_modules
 from ftis.run.runs import run as train
 from ftis.seams import GIVEN
-from recipes import write_recipe
+from recipes import recipe_of, write_recipe
 
 EOS = SPECIAL_TOKENS.index("<eos>")
 PLAIN = PromptConfig(system_prompt="", chat_template="never")
@@ -316,6 +317,13 @@ def test_an_environments_mistake_is_one_line_with_its_place(
     assert "\n" not in error
     assert "KeyError" in error
     assert "toys_of_turns.py" in error
+
+
+def test_peers_compare_the_module_of_an_environment() -> None:
+    recipe = recipe_of("a", "b")
+    with_one = recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})
+    (name,) = agreed_modules(recipe.model_copy(update={"task": with_one}))["task_modules"]
+    assert name == "toys_of_turns"
 
 
 def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

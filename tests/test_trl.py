@@ -468,6 +468,12 @@ def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path:
             trainer_of(small, config(tmp_path), recipe)
 
 
+def test_an_environment_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    recipe = scene_recipe(task={"environment": "guess"})
+    with pytest.raises(RecipeError, match="no environments yet"):
+        trainer_of(starters.path_of("starter:small"), config(tmp_path), recipe)
+
+
 ROUNDED = 0.05
 """The nats by which a sampler's log-probabilities may differ from the model's, as in another precision."""
 

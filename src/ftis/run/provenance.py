@@ -103,7 +103,8 @@ def agreed_modules(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def _names_of(task: TaskConfig) -> list[str]:
-    return [task.name, *([str(task.options.get("name"))] if task.name == "held_out" else [])]
+    inner = [str(task.options.get("name"))] if task.name == "held_out" else []
+    return [task.name, *inner, *([task.environment] if task.environment else [])]
 
 
 def _digests(named: Iterable[str]) -> dict[str, str]:

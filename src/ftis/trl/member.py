@@ -216,8 +216,14 @@ def member_for(recipe: Recipe, name: str, policy: HostPolicy, task: Task, render
         render: a problem → the token ids of its prompt.
 
     Raises:
-        RecipeError: the tokenizer lacks one of ``sampling.end_tokens``, or the model does not end at all of its ends.
+        RecipeError: the task has an environment, the tokenizer lacks one of ``sampling.end_tokens``, or the model does
+            not end at all of its ends.
     """
+    if recipe.task.environment:
+        raise RecipeError(
+            f"task.environment = {recipe.task.environment!r}: FTISTrainer has no environments yet; let ftis join train "
+            f"this peer"
+        )
     vocabulary = policy.tokenizer.get_vocab()
     ends = [str(policy.tokenizer.eos_token), *end_tokens_of(recipe, policy.tokenizer)]
     if unknown := [token for token in ends if vocabulary.get(token) not in policy.end_ids]:
