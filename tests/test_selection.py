@@ -172,7 +172,7 @@ def test_among_strangers_others_failures_are_dropped_and_own_ones_are_not() -> N
 
 
 def test_among_strangers_a_short_rollout_counts_by_its_length() -> None:
-    """Own ones have 4 and 2 tokens, so l = 3; the others' have 1, 3 and 6."""
+    """Own ones have 4 and 2 tokens, and the first is right, so l = 4; the others' have 1, 3 and 6."""
     judged = judged_of([1.0, 1.0, -1.0, 1.0, 1.0])
     lengths = (4, 1, 2, 3, 6)
     rollouts = [Rollout(np.ones(n, np.int32), np.zeros(n, np.float32)) for n in lengths]
@@ -180,7 +180,9 @@ def test_among_strangers_a_short_rollout_counts_by_its_length() -> None:
     judged = replace(judged, batch=replace(judged.batch, rollouts=tuple(rollouts), own_N=own_N))
     recipe = recipe_of("ada", "bob", foreign_failures=False)
     (short,) = [one for one in selections_of(recipe, "ada", OBJECTIVES["TIS"]) if one.name == "short"]
-    assert short.shares(judged).tolist() == pytest.approx([1, 1 / 3, 1, 1, 1])
+    assert short.shares(judged).tolist() == pytest.approx([1, 1 / 4, 1, 3 / 4, 1])
+    none_right = replace(judged, advantage_N=torch.tensor([-1.0, 1.0, -1.0, 1.0, 1.0]))
+    assert short.shares(none_right).tolist() == pytest.approx([1, 1 / 3, 1, 1, 1])
     by_token = recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"name": "DAPO"})})
     assert "short" not in [one.name for one in selections_of(by_token, "ada", OBJECTIVES["DAPO"])]
 

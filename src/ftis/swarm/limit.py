@@ -69,17 +69,18 @@ def _successes(judged: Judged) -> Tensor:
 def by_length(recipe: Recipe, own: str) -> Selection | None:
     """Counts others' shorter rollouts by their length, if ``training.foreign_failures`` is false.
 
-    The share is min(1, |a_i|/l), with l the mean length of own rollouts. GRPO divides by |a_i|, so each token of a
-    short answer would count more. Right answers without reasoning then drive reasoning out before it pays.
+    The share is min(1, |a_i|/l), with l the mean length of own successes (Â > 0). GRPO divides by |a_i|, so each token
+    of a short answer would count more. Right answers without reasoning then drive reasoning out before it pays.
     """
     guarded = recipe.training.foreign_failures is False and resolve(recipe.objective).reduction is sequence_mean
     return OfShares(_length_shares, "short") if guarded else None
 
 
 def _length_shares(judged: Judged) -> Tensor:
-    batch = judged.batch
-    length_N, own_N = torch.tensor([float(len(rollout)) for rollout in batch.rollouts]), torch.from_numpy(batch.own_N)
-    share_N = (length_N / length_N[own_N].mean()).clamp(max=1) if own_N.any() else torch.ones(len(batch))
+    batch, own_N = judged.batch, torch.from_numpy(judged.batch.own_N)
+    length_N = torch.tensor([float(len(rollout)) for rollout in batch.rollouts])
+    compared_N = own_N & (judged.advantage_N > 0) if bool((judged.advantage_N[own_N] > 0).any()) else own_N
+    share_N = (length_N / length_N[compared_N].mean()).clamp(max=1) if own_N.any() else torch.ones(len(batch))
     return torch.where(own_N, 1.0, share_N)[judged.rows]
 
 
