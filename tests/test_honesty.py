@@ -366,20 +366,29 @@ def of_both(frequent: Frequent, rows: Sequence[Rollout]) -> Floats64:
 
 
 def test_the_evidence_on_tokens_by_hand() -> None:
+    """Two keys are known: 1 anywhere, and 1 at a completion's start."""
     frequent = Frequent(groups_of_run=10)
-    assert of_both(frequent, [sent((1, 1)), sent((2,))])[0] < -1e8, "no token is known before"
-    nats = frequent.add([sent((1, 0)), sent((1, 1))], np.array([0, 1]))
-    of_1 = 1 - SHARES + SHARES / 0.2 * math.exp(-TOLERANCE)
-    start, miss = 1 / (6 * 10 * 2), 1 - SHARES
-    first = [start * of_1 * miss, start * miss**2]
-    start = 1 / (6 * 10 * 3)  # 0 is known from the first group on
-    second = [(first[0] + start) * of_1**2, (first[1] + start) * miss**2, start * miss**2]
-    assert np.exp(nats) == pytest.approx([10 * np.sum(first), 10 * np.sum(second)], rel=1e-6)
+    assert of_both(frequent, [sent((1,))])[0] < -1e8, "no key is known before"
+    (nats,) = of_both(frequent, [sent((1, 1)), sent((0,))])
+    start, hit, miss = 1 / (6 * 10 * 2), 1 - SHARES + SHARES / 0.2 * math.exp(-TOLERANCE), 1 - SHARES
+    anywhere, at_start = start * hit**2 * miss, start * hit * miss
+    assert math.exp(nats) == pytest.approx(10 * np.sum([anywhere, at_start]), rel=1e-6)
     gains = frequent.gains([sent((0,)), sent((1, 2))])
-    assert np.exp(gains) == pytest.approx(np.array([[miss[0], 1], [of_1[0], miss[0]]]), rel=1e-6)
+    assert np.exp(gains) == pytest.approx(np.array([[miss[0], 1], [hit[0], miss[0]]]), rel=1e-6)
     again = Frequent(10)
     again.restore(json.loads(json.dumps(frequent.state())))
     assert of_both(again, [sent((2,))]) == of_both(frequent, [sent((2,))])
+
+
+def test_the_keys_with_least_evidence_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis.honesty.frequent.MOST_KEYS", 8)
+    frequent, lie = Frequent(10), Rollout(ints(7), floats(-9))
+    for token in range(100, 120):
+        nats = of_both(frequent, [lie, Rollout(ints(token), floats(-5))])
+        assert len(frequent.state()["keys"]) <= 8
+    assert nats[0] > 20
+    of_both(frequent, [Rollout(np.arange(200, 300, dtype=np.int32), np.full(100, -5, np.float32))])
+    assert len(frequent.state()["keys"]) == 8
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), max_size=4))
@@ -391,7 +400,7 @@ def test_the_evidence_on_tokens_is_at_most_1_in_expectation(past: list[list[int]
     base, total = before.state(), 0.0
     for ids in itertools.product(VOCABULARY, repeat=4):
         here = Frequent(groups_of_run=1)
-        here.restore({**base, "log_r": [[-1e9] * len(SHARES) for _ in base["tokens"]]})
+        here.restore({**base, "log_r": [[-1e9] * len(SHARES) for _ in base["keys"]]})
         total += SENDS[list(ids)].prod() * math.exp(of_both(here, [sent(ids[:2]), sent(ids[2:])])[0])
     assert total <= 1
     assert total > 0.9 or not past

@@ -1,4 +1,4 @@
-"""Evidence that a sender writes a token more often than it reports: an e-detector for each of its tokens."""
+"""Evidence that a sender writes a token more often than it reports: an e-detector for each token, and each pair."""
 
 from __future__ import annotations
 
@@ -9,31 +9,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ftis.honesty.contexts import ID_BITS, START
 from ftis.honesty.evidence import NOTHING, STAKES, TOLERANCE, Floats64, rounding
 from ftis.honesty.spellings import OTHER
-from ftis.rollouts import Ints, Rollout, pad
+from ftis.rollouts import Rollout, pad
 
-SHARES = STAKES / 16
-"""The part ε that is staked on a token at each place, about the lies per token: 1/16, 1/64, ..., 1/16384."""
-MOST_TOKENS = 2**16
-"""The most tokens with evidence at a time; the oldest are forgotten first."""
+SHARES = STAKES / 4
+"""The part ε that is staked at each place, about the lies per place: 1/4, 1/16, ..., 1/4096."""
+ANYWHERE = 2**ID_BITS
+"""Stands for the token before, if a token counts wherever it stands."""
+MOST_KEYS = 2**14
+"""The most keys with evidence at a time; those with the least evidence are forgotten first."""
+
+Keys = npt.NDArray[np.int64]
 
 
 class Frequent:
-    """An e-detector for each token of a sender's earlier groups.
+    """An e-detector for each token of a sender's earlier groups, and for each token behind the one before it.
 
-    With a_t the tokens of a group, n groups in the whole run and A tokens known before it, for each of these and ε, ::
+    A key is (c, a): a token behind c, or anywhere. With n groups in the whole run and A keys known before a group, for
+    each of these and ε, over the group's places t behind c, ::
 
-        E_g(a, ε) = Π_t (1 − ε + ε [a_t = a] / π_gen(a_t))        R_g = (R_{g−1} + 1/(6 n A)) · E_g
+        E_g(c, a, ε) = Π_t (1 − ε + ε [a_t = a] / π_gen(a_t))        R_g = (R_{g−1} + 1/(6 n A)) · E_g
 
-    Each factor is at most 1 in expectation, so Σ R has the bound of :class:`~ftis.honesty.evidence.Detector`. A planted
-    token is found wherever it stands. To know it costs log A nats once; predictions from counts pay at each place.
+    Each factor is at most 1 in expectation, so Σ R has the bound of :class:`~ftis.honesty.evidence.Detector`. To know
+    the key costs log A nats once; predictions from counts pay at each place for not knowing where a text begins.
     """
 
     def __init__(self, groups_of_run: int) -> None:
         self.groups_of_run = groups_of_run
-        self._tokens: list[int] = []
-        self._place: dict[int, int] = {}
+        self._keys: Keys = np.zeros(0, np.int64)
         self._log_r_AK: Floats64 = np.zeros((0, len(SHARES)))
 
     def add(self, rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64], log_choices: float = 0.0) -> Floats64:
@@ -44,20 +49,22 @@ class Frequent:
             group_N: the group of each, ascending, from 0.
             log_choices: log of the number of ways in which the sender may have chosen these groups among more.
         """
-        ids_T, gain_TK = np.concatenate([r.completion_ids for r in rollouts]), self._gains(rollouts)
+        key_2T, gain_TK = _keys(rollouts), _gains(rollouts)
         group_T = np.repeat(group_N, [len(r) for r in rollouts])
         nats_P = []
         for group in range(group_N[-1] + 1):
             inside = group_T == group
-            if self._tokens:
-                place_T = self._places(ids_T[inside])
-                known = place_T >= 0
-                log_e_AK = np.tile(inside.sum() * np.log1p(-SHARES), (len(self._tokens), 1))
-                np.add.at(log_e_AK, place_T[known], gain_TK[inside][known] - np.log1p(-SHARES))
+            keys, gains = key_2T[:, inside].ravel(), np.concatenate([gain_TK[inside]] * 2)
+            if len(self._keys):
+                place, known = _lookup(self._keys, keys)
+                contexts, counts = np.unique(keys >> ID_BITS, return_counts=True)
+                of_row, there = _lookup(contexts, self._keys >> ID_BITS)
+                log_e_AK = np.where(there, counts[of_row], 0)[:, None] * np.log1p(-SHARES)
+                np.add.at(log_e_AK, place[known], gains[known] - np.log1p(-SHARES))
                 start = -math.log(self.groups_of_run * self._log_r_AK.size)
                 self._log_r_AK = np.logaddexp(self._log_r_AK, start) + log_e_AK
             nats_P.append(self.nats - log_choices)
-            self._know(ids_T[inside])
+            self._know(keys)
         self._log_r_AK -= log_choices
         return np.array(nats_P)
 
@@ -67,38 +74,48 @@ class Frequent:
         return float(np.logaddexp.reduce(self._log_r_AK, axis=None, initial=NOTHING)) + math.log(self.groups_of_run)
 
     def gains(self, rollouts: Sequence[Rollout]) -> Floats64:
-        """The nats that each place gave to the token and ε with most evidence: [N, T], 0 behind a rollout's end."""
-        token, share = np.unravel_index(self._log_r_AK.argmax(), self._log_r_AK.shape)
-        place_T = self._places(np.concatenate([r.completion_ids for r in rollouts]))
-        gain_T = np.where(place_T == token, self._gains(rollouts)[:, share], np.log1p(-SHARES[share]))
+        """The nats that each place gave to the key and ε with most evidence: [N, T], 0 behind a rollout's end."""
+        row, share = np.unravel_index(self._log_r_AK.argmax(), self._log_r_AK.shape)
+        hit_T = (_keys(rollouts) == self._keys[row]).any(0)
+        gain_T = np.where(hit_T, _gains(rollouts)[:, share], np.log1p(-SHARES[share]))
         return pad(np.split(gain_T, np.cumsum([len(r) for r in rollouts])[:-1]))
 
-    def _know(self, ids: Ints) -> None:
-        new = [token for token in np.unique(ids).tolist() if token not in self._place and token != OTHER]
-        if new:
-            log_r_AK = np.concatenate([self._log_r_AK, np.full((len(new), len(SHARES)), NOTHING)])
-            self._keep([*self._tokens, *new], log_r_AK)
-
-    def _places(self, ids: Ints) -> npt.NDArray[np.int64]:
-        """The row of each token; −1 for one that is not known."""
-        tokens, of_each = np.unique(ids, return_inverse=True)
-        return np.array([self._place.get(token, -1) for token in tokens.tolist()], dtype=np.int64)[of_each]
-
-    def _gains(self, rollouts: Sequence[Rollout]) -> Floats64:
-        """log(1 − ε + ε/π_gen) of each token of the rollouts, end to end, and ε: [T, K]."""
-        reported = [r.gen_logp for r in rollouts]
-        off = TOLERANCE + rounding(reported)
-        log_p_T1 = np.concatenate(reported).astype(np.float64)[:, None] + off
-        return np.logaddexp(np.log1p(-SHARES), np.log(SHARES) - log_p_T1)
-
-    def _keep(self, tokens: list[int], log_r_AK: Floats64) -> None:
-        self._tokens, self._log_r_AK = tokens[-MOST_TOKENS:], log_r_AK[-MOST_TOKENS:]
-        self._place = {token: place for place, token in enumerate(self._tokens)}
+    def _know(self, keys: Keys) -> None:
+        new = np.setdiff1d(keys[keys % 2**ID_BITS != OTHER], self._keys)
+        best_A = self._log_r_AK.max(1)
+        kept = np.sort(np.argsort(-best_A, kind="stable")[: max(MOST_KEYS - len(new), 0)])
+        known = np.concatenate([self._keys[kept], new[:MOST_KEYS]])
+        log_r_AK = np.full((len(known), len(SHARES)), NOTHING)
+        log_r_AK[: len(kept)] = self._log_r_AK[kept]
+        order = np.argsort(known)
+        self._keys, self._log_r_AK = known[order], log_r_AK[order]
 
     def state(self) -> Mapping[str, Any]:
-        """The tokens and their evidence as a JSON object."""
-        return {"tokens": self._tokens, "log_r": self._log_r_AK.tolist()}
+        """The keys and their evidence as a JSON object."""
+        return {"keys": self._keys.tolist(), "log_r": self._log_r_AK.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        self._keep(list(state["tokens"]), np.array(state["log_r"], dtype=np.float64).reshape(-1, len(SHARES)))
+        self._keys = np.array(state["keys"], dtype=np.int64)
+        self._log_r_AK = np.array(state["log_r"], dtype=np.float64).reshape(-1, len(SHARES))
+
+
+def _keys(rollouts: Sequence[Rollout]) -> Keys:
+    """The two keys of each token of the rollouts, end to end: anywhere, and behind the token before it. [2, T]."""
+    ids = [r.completion_ids.astype(np.int64) for r in rollouts]
+    token_T = np.concatenate(ids)
+    before_T = np.concatenate([np.r_[START, of[:-1]] for of in ids])
+    return np.stack([ANYWHERE << ID_BITS | token_T, before_T << ID_BITS | token_T])
+
+
+def _gains(rollouts: Sequence[Rollout]) -> Floats64:
+    """log(1 − ε + ε/π_gen) of each token of the rollouts, end to end, and ε: [T, K]."""
+    reported = [r.gen_logp for r in rollouts]
+    log_p_T1 = np.concatenate(reported).astype(np.float64)[:, None] + TOLERANCE + rounding(reported)
+    return np.logaddexp(np.log1p(-SHARES), np.log(SHARES) - log_p_T1)
+
+
+def _lookup(among: Keys, keys: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """The place of each key among sorted ones, and whether it is there."""
+    place = np.searchsorted(among, keys).clip(max=len(among) - 1)
+    return place, among[place] == keys
