@@ -204,6 +204,7 @@ SWARMS = {
     "one is late whenever it is waited for": Swarm([USUAL] * 3, [be_late_if_it_costs], OFTEN, None),
     "one stalls a moment before the end": Swarm([USUAL] * 3, [stall], PATIENCE),
     "two stall a moment before the end": Swarm([USUAL] * 3, [stall] * 2, PATIENCE),
+    "three of eight stall": Swarm([USUAL] * 5, [stall] * 3, PATIENCE),
     "one stalls for one peer only": Swarm([USUAL] * 4, [stall_for_one], PATIENCE),
     "half of all stall": Swarm([USUAL] * 2, [stall] * 2, 1 + DEADLINE / SAMPLING),
     "one of a pair stalls": Swarm([USUAL], [stall], 1 + DEADLINE / SAMPLING),

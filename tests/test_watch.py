@@ -321,6 +321,7 @@ def test_connections_without_end_hold_nobody_up(tmp_path: Path, monkeypatch: pyt
                 connect(sent)
             answers()
         assert len(server.server_state.connections) <= watch.MOST_CONNECTIONS + 1
+        assert connect(whole[:-2] + b"X: " + b"x" * 100_000).recv(100).startswith(b"HTTP/1.1 400")
         last = connect(whole + part)
         while last.recv(1 << 16):
             pass  # until the server has closed it
