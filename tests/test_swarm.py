@@ -376,19 +376,27 @@ def test_every_peer_finds_a_liar_and_remembers_it_after_a_kill(place: Path, monk
 def test_what_cannot_be_joined_is_refused_in_a_line(
     place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    assert ftis("join", "recipe.toml", *arguments) == 1
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.startswith("error: ")
-    assert not (place / "runs").exists()
+    for dry in ([], ["--dry-run"]):
+        assert ftis("join", "recipe.toml", *arguments, *dry) == 1
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.startswith("error: ")
+        assert not (place / "runs").exists()
 
 
 def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = swarm.peer_directory(load("recipe.toml"), "a")
+    dry = ["join", "recipe.toml", "--peer", "a", "--open", "--dry-run"]
+    assert ftis(*dry) == 0
+    planned = capsys.readouterr().out
+    assert [part for part in ("a, b, c together", "listens at tcp/", "swarm_rewards") if part not in planned] == []
+    assert "b: " not in planned  # its memory is another machine's
+    assert not directory.parent.exists()
     (directory / "F-TIS").mkdir(parents=True)
     (directory / "recipe.json").write_text("{}")
     with locked(directory / "F-TIS" / ".lock", 0):
-        assert ftis("join", "recipe.toml", "--peer", "a", "--open", "--overwrite") == 1
+        for more in ("--overwrite", "--dry-run"):
+            assert ftis(*dry[:-1], more) == 1
     assert "in use by another process" in capsys.readouterr().err
     assert (directory / "recipe.json").exists()
 

@@ -101,8 +101,10 @@ class Ready(NamedTuple):
     """A peer that can join its swarm.
 
     Attributes:
-        swarm: the peers that it learns with, itself among them.
-        own: :func:`own_part` of it, as far as it is checked.
+        arm: the name of the arm.
+        swarm: the recipe of the peers that it learns with, itself among them.
+        own: :func:`own_part` of it, checked.
+        directory: of its run.
     """
 
     arm: str
