@@ -64,6 +64,8 @@ REMARKS: dict[str, tuple[Standing, str, str]] = {
     "rejected": (of(rejected={"wrong_run": 7}, first_rejection="seed 1"), "trouble", "7 rejected from large"),
     "quarantined": (of(quarantined_since=4, missing=10, rejected={"set_aside": 3}), "trouble", "since round 4"),
     "accused": (of(accused_only=True), "trouble", "still learned from"),
+    "harmful": (of(harmful_since=4, missing=10, rejected={"set_aside": 3}), "trouble", "since round 4"),
+    "awaits probation": (of(set_aside=True, missing=10), "look", "probation"),
     "nothing came": (of(offered=0, used=0, missing=10), "trouble", "last 10 rounds"),
     "some missing": (of(missing=2), "look", "2 of the last 10 rounds"),
     "came late": (of(late=1), "look", "came late"),
@@ -113,6 +115,8 @@ def test_who_learned_alone_reads_why() -> None:
         ({"passed_over": 8}, "passed over"),
         ({}, "offered no groups"),
         ({"honesty/quarantined": True, "honesty/found_in_round": 2}, "in quarantine since round 2"),
+        ({"delivered": False, "regret/set_aside": True}, "set aside since the reward fell"),
+        ({"regret/harmful_since": 2}, "set aside since the reward fell"),
     ]
     for measures, why in cases:
         heard = {peer_key("large", key): value for key, value in ({"delivered": True} | measures).items()}

@@ -231,11 +231,12 @@ class Trainer:
         best = PeerRun.read(place).best if training.load_best_model_at_end else 0
         states = checkpoint.states_of(peer.member.selections)
         pinned = self.guard.pinned if self.guard else frozenset()
+        between = {step for step in saved_steps(place) if step % training.save_every} if self.guard else set()
         self.records.sync()
-        for step in saved_steps(place) if self.guard else ():
-            if step % training.save_every and step not in pinned:  # pinned once
-                checkpoint.delete(checkpoint_path(place, step))
-        checkpoint.save(place, peer.policy, peer.member.cursor, training.save_total_limit, states, best, pinned)
+        limit = training.save_total_limit
+        checkpoint.save(place, peer.policy, peer.member.cursor, limit, states, best, pinned | between)
+        for step in between - pinned - {peer.member.cursor.step}:  # the guard needed them until this one was whole
+            checkpoint.delete(checkpoint_path(place, step))
 
     def close(self) -> None:
         """Release the sampler and the trackers."""
