@@ -22,7 +22,7 @@ demo: install
 	$(BIN)/ftis demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 # The long ones: real commands end to end, kills, storms, every recipe.
 test-slow: install
@@ -42,7 +42,7 @@ $(VLLM)/.ready: pyproject.toml
 
 # The tests of ftis.trl, of its benchmark and of losses that TRL has too, where TRL is.
 test-trl: trl
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-trl/bin/pytest -n 2 tests/test_trl.py tests/test_losses_of_trl.py tests/test_round_swarm.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-trl/bin/pytest -n 2 --dist worksteal tests/test_trl.py tests/test_losses_of_trl.py tests/test_round_swarm.py
 
 # An environment of its own with TRL, 1.5 GB.
 trl: $(VENV)-trl/.ready

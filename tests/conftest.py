@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -21,6 +22,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models are fastest on one
 # A change fails, not a draw (other draws: CONTRIBUTING.md) and not a busy machine.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage pass over what was imported: a LoRA peer asks for one, and it takes a second here."""
+    gc.collect()
+    gc.freeze()
+
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")

@@ -16,11 +16,11 @@ from ftis.records.files import read_jsonl
 Rows = list[dict[str, Any]]
 
 TIMES = ("step_time", "time/", "seconds", "peak_memory")
-"""How the keys begin whose values depend on the clock or on what else the process did."""
+"""How the keys begin whose values depend on the clock or on what else the process did; so do keys ending in /waited."""
 
 
 def without_times(rows: Sequence[dict[str, Any]]) -> Rows:
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES) and not k.endswith("/waited")} for row in rows]
 
 
 def records_of(run: Path) -> dict[str, Rows]:
