@@ -100,14 +100,14 @@ def recipe_of(keys: Mapping[str, Any], place: Path) -> dict[str, Any]:
     return document
 
 
-def said_of(keys: Mapping[str, Any], place: Path) -> tuple[str, str]:
-    """What is said before a run, and while it runs; an error ends either."""
+def said_of(keys: Mapping[str, Any], place: Path, runs: bool) -> tuple[str, str]:
+    """What is said before a run, and while it ``runs``; an error ends either."""
     before, out = list[str](), io.StringIO()
     try:
         recipe = parse(recipe_of(keys, place))
         checked = check(arms_of(recipe))
         before = [*plan(checked, checked.arms), *estimate(checked.arms)]
-        if recipe.sampling.num_generations < 500:
+        if runs:
             run(recipe, checked=checked, say=Display(Console(file=out, width=1000)))
     except FtisError as error:
         return " ".join([*before, str(error)]), out.getvalue()
@@ -123,7 +123,7 @@ def test_a_broken_beginning_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         place.mkdir()
         if name == "memory":
             monkeypatch.setattr("ftis.check.estimate.available_bytes", lambda: 100_000_000)
-        before, while_running = said_of(keys, place)
+        before, while_running = said_of(keys, place, bool(later))
         assert words or later, name
         if not all(word in before for word in words) or later not in while_running:
             unnamed[name] = (before, while_running)
