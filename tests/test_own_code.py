@@ -54,8 +54,8 @@ def test_no_command_runs_what_lies_in_the_current_directory(tmp_path: Path, mode
     marks = here / "marks"
     for name in STRANGERS:
         (here / f"{name}.py").write_text(f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError\n")
-    peers = {name: {"model": models[name], "device": "cpu", "learning_rate": 1e-3} for name in "ab"}
-    training = {"rounds": 1, "prompts_per_round": 2}
+    peers = {"a": {"model": models["a"], "device": "cpu", "learning_rate": 1e-3}}
+    training = {"rounds": 1, "prompts_per_round": 1}
     recipe = write_recipe(elsewhere, peers, top={"processes": "parallel"}, training=training)
     (elsewhere / "torch.py").write_text(f"open({str(marks)!r}, 'a').write('beside the recipe')\n")  # behind installed
     stranger = here / "runs" / "stranger-seed0"  # as somebody else's run directory

