@@ -48,7 +48,7 @@ def join(
     from ftis.check.estimate import estimate
     from ftis.check.plan import compared, to_join
     from ftis.records.reading import read_run
-    from ftis.run.join import choose_arm, peer_directory, ready
+    from ftis.run.join import choose_arm, guarded, peer_directory, ready
     from ftis.run.provenance import require_same_recipe
     from ftis.view.progress import Display
 
@@ -61,8 +61,8 @@ def join(
     if resume and resume != NEWEST:
         directory = peer_directory(loaded, peer)
         arm_name, swarm = choose_arm(loaded, peer, arm)
-        threads = read_run(directory).recipe.threads  # joining settles them
-        require_same_recipe(directory, swarm.model_copy(update={"threads": threads}))
+        threads = read_run(directory).recipe.threads  # joining settles them, and the guard
+        require_same_recipe(directory, guarded(swarm).model_copy(update={"threads": threads}))
         go_back(directory, resume, (arm_name,), dry_run)
     if dry_run:
         able = ready(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite)
