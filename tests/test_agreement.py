@@ -14,7 +14,7 @@ from policies import rows_of
 from test_lengths import by_prefixes
 from torch import Tensor
 
-from ftis.engines.agreement import Rows, gaps, plain_logps, require_agreement, sees_padding, trial
+from ftis.engines.agreement import TRIED_TOKENS, Rows, gaps, plain_logps, require_agreement, sees_padding, trial
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import InPlace, _first_that_agrees, open_sampler
@@ -66,6 +66,8 @@ class OffBeyond:
     by: float = 1.0
     rollout: int = -1
     """The only rollout of each group that is off; -1: all are."""
+    places: float = np.inf
+    """The number of places that are off."""
     draw: Any = builtin_sampler
 
     def __call__(
@@ -78,7 +80,8 @@ class OffBeyond:
         ]
 
     def _off(self, before: int, rollout: Rollout) -> Rollout:
-        beyond = (before + np.arange(len(rollout)) >= self.length).astype(np.float32)
+        places = before + np.arange(len(rollout)) - self.length
+        beyond = ((places >= 0) & (places < self.places)).astype(np.float32)
         return replace(rollout, gen_logp=(rollout.gen_logp - self.by * beyond).astype(np.float32))
 
 
@@ -126,6 +129,16 @@ def test_a_short_window_is_tried_though_rows_become_long(tiny_policy: TinyPolicy
 
     trial(policy, noted, 2800)
     assert {96, 2792} <= drawn
+
+
+@pytest.mark.parametrize(("longest", "tried"), [(600, True), (299, False)])
+def test_a_length_beyond_the_tokens_of_a_trial_is_tried_if_rows_reach_it(
+    longest: int, tried: bool, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model computes otherwise around that length alone, so that the longest row does not show it."""
+    monkeypatch.setitem(TRIED_TOKENS, "cpu", 256)
+    policy = tiny_policy(model={"my_window": 300, "max_position_embeddings": 1024})
+    assert (trial(policy, OffBeyond(299, places=2), longest).sampler > 0.5) == tried
 
 
 def test_in_float32_the_first_round_is_held_to_the_policy_s_own_arithmetic(tiny_policy: TinyPolicy) -> None:

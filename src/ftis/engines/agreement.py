@@ -49,7 +49,8 @@ SLIGHT = 0.1
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
-"""The most tokens of the padded prompts of a trial, the longest apart, by kind of device."""
+"""The most tokens of the padded prompts of a trial, the longest apart, by kind of device. Beyond them a length has one
+row, which costs less than a round of such rows."""
 TRIED_LENGTH = 64
 """The tokens of the longest row of a trial, if nobody says how long rows become."""
 
@@ -114,7 +115,8 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in
 
     Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
     the shortest on, while :data:`TRIED_TOKENS` lasts. Of two completions of a prompt the second is compared: some
-    models are right for one row at a time. No token ends a row, so each reaches the lengths that it is drawn for.
+    models are right for one row at a time. Longer prompts have a single row, by itself. No token ends a row, so each
+    reaches the lengths that it is drawn for.
 
     Args:
         longest: the most tokens of a row; 0: unknown.
@@ -123,13 +125,15 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in
     most = longest or TRIED_LENGTH
     most, budget = min(most, positions_of(policy.model.config) or most), TRIED_TOKENS[device_kind(policy.device)]
     last = max(1, most - TRIED)
-    drawn = [[last]]
+    drawn, alone = [[last]], list[int]()
     lengths = [named - TRIED // 2 for named in named_lengths(policy.model.config)]
     for _, alike in groupby((length for length in lengths if TRIED < length < last), int.bit_length):
         together = list(alike)
         budget -= (1 + len(together)) * together[-1]
         if budget >= 0:
             drawn.append(together)
+        else:
+            alone += together
     rng, decoding = np.random.default_rng(0), Decoding(min(TRIED, most - last) or 1, temperature)
     prompts: list[Ints] = []
     rollouts: list[Rollout] = []
@@ -139,6 +143,9 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in
             some = [rng.integers(0, policy.vocab_size, n).astype(np.int32) for n in (min(2, together[0]), *together)]
             prompts += some
             rollouts += [second for _, second in draw(policy, some, 2, decoding, 0)]
+        for length in alone:
+            prompts.append(rng.integers(0, policy.vocab_size, length).astype(np.int32))
+            rollouts += draw(policy, prompts[-1:], 1, decoding, 0)[0]
     finally:
         policy.end_ids = ends
     return gaps(policy, prompts, rollouts, decoding, in_place)
