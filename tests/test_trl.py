@@ -183,6 +183,8 @@ LOSSES: list[dict[str, Any]] = [
     {"loss_type": "sapo"},
     {"loss_type": "luspo", "importance_sampling_level": "sequence"},
     {"loss_type": "vespo"},
+    {"beta": 1.0},
+    {"beta": 1.0, "loss_type": "grpo", "mask_truncated_completions": True, "scale_rewards": "batch"},
     {"top_entropy_quantile": 0.5, "delta": 1.5, "entropy_coef": 0.1},
     {"off_policy_mask_threshold": 0.0, "use_adaptive_entropy": True, "pad_to_multiple_of": 16},
 ]
@@ -203,17 +205,21 @@ def test_two_peers_of_one_policy_learn_what_grpotrainer_learns_from_both(
     twin.trainer = trainer
     items = sorted({item for name in "ab" for item in trainer.member.assigned(name, 0)})
     rows = trainer.train_dataset.select(items)
+    alone = config(tmp_path / "theirs", shuffle_dataset=False, **settings)
+    theirs = GRPOTrainer(str(model), evenness, alone, train_dataset=rows, rollout_func=draws)
+    before = {name: parameter.detach().clone() for name, parameter in theirs.model.named_parameters()}
+    if "beta" in options:
+        for one in (trainer, theirs):  # a reference that is not the policy
+            one.ref_model.load_state_dict({name: 0.7 * one for name, one in one.ref_model.state_dict().items()})
     losses, weights = trained(trainer)
     (row,) = read_jsonl(trainer.place / "metrics.jsonl")
     assert (row["foreign_used"], row["peer/b/admitted"]) == (row["peer/b/kept"], 8)
     assert row["peer/b/kept"] >= 6
-    alone = config(tmp_path / "theirs", shuffle_dataset=False, **settings)
-    expected, of_trl = trained(GRPOTrainer(str(model), evenness, alone, train_dataset=rows, rollout_func=draws))
+    expected, of_trl = trained(theirs)
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert len(expected) == 2
-    before = dict(GRPOTrainer(str(model), evenness, alone, train_dataset=rows).model.named_parameters())
-    moved = {name: weights[name] - before[name].detach() for name in of_trl}
-    assert relative_difference({name: of_trl[name] - before[name].detach() for name in of_trl}, moved) < 1e-3
+    moved = {name: weights[name] - before[name] for name in of_trl}
+    assert relative_difference({name: of_trl[name] - before[name] for name in of_trl}, moved) < 1e-3
 
 
 @pytest.mark.parametrize("options", [{}, {"loss_type": "grpo", "mask_truncated_completions": True}], ids=str)
@@ -232,6 +238,25 @@ def test_a_round_in_which_nobody_else_takes_part_is_trls(options: dict[str, Any]
     of_trl = {name: weight - before[name] for name, weight in trained(theirs)[1].items()}
     ours = {name: parameter.detach() - before[name] for name, parameter in trainer.model.named_parameters()}
     assert relative_difference(of_trl, ours) < 1e-4
+
+
+def test_a_dropped_rollout_has_no_kl_to_the_reference_and_still_counts(model: Path, tmp_path: Path) -> None:
+    """The other half of a round is dropped, so that half of what this peer learns by itself remains."""
+    settings = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "optim": "sgd", "learning_rate": 1e-2}
+    settings |= {"loss_type": "grpo", "beta": 1.0, "max_grad_norm": 0.0, "save_strategy": "no"}
+    moved = []
+    for name, link in (("alone", Nobody()), ("dropped", MadeUp())):
+        recipe = scene_recipe(1, training={"selections": ["trl_scene.own_alone"]})
+        trainer = trainer_of(model, config(tmp_path / name, **settings), recipe, link, rollout_func=draws)
+        trainer.ref_model.load_state_dict({key: 0.7 * one for key, one in trainer.ref_model.state_dict().items()})
+        before = {key: parameter.detach().clone() for key, parameter in trainer.model.named_parameters()}
+        with pytest.raises(AloneError):
+            trainer.train()
+        moved.append({key: parameter.detach() - before[key] for key, parameter in trainer.model.named_parameters()})
+    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+    assert (row["peer/b/dropped"], row["peer/a/kept"]) == (8, 8)
+    alone, dropped = moved
+    assert relative_difference(alone, {key: 2 * part for key, part in dropped.items()}) < 1e-3
 
 
 CORRECTED = {
@@ -764,7 +789,7 @@ def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> No
 def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: Path) -> None:
     from peft import LoraConfig
 
-    options = {"lora": {}, "bfloat16": {"bf16": True}, "checkpointed": {"gradient_checkpointing": True}}[way]
+    options = {"lora": {"beta": 0.1}, "bfloat16": {"bf16": True}, "checkpointed": {"gradient_checkpointing": True}}[way]
     adapter = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])} if way == "lora" else {}
     trainer = trainer_of(model, config(tmp_path, **options), scene_recipe(2), **adapter)
     trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
@@ -781,7 +806,7 @@ def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: 
 # --- what is refused --------------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"beta": 0.1}, "beta = 0.1: set beta=0.0"),
+    ({"beta": 0.1, "loss_type": "bnpo"}, "beta = 0.1: bnpo divides by"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, "set multi_objective_aggregation='sum_then_normalize'"),
     ({"shuffle_dataset": False}, "set shuffle_dataset=True"),
     ({"neftune_noise_alpha": 0.05}, "neftune_noise_alpha = 0.05: set neftune_noise_alpha=None"),

@@ -29,6 +29,7 @@ from ftis.member import Member, Outgoing
 from ftis.recipe.parsing import parse
 from ftis.rollouts import Group, Rollout
 from ftis.schedule import assigned
+from ftis.selection import Judged
 from recipes import SECTIONS, evenness
 
 GROUP, LENGTH = 4, 8
@@ -55,6 +56,13 @@ def always(token: int, logp: float, rollout: Rollout) -> Rollout:
     ids, claimed = rollout.completion_ids.copy(), rollout.gen_logp.copy()
     ids[0], claimed[0] = token, logp
     return Rollout(ids, claimed)
+
+
+def own_alone(judged: Judged) -> Any:
+    """A selection that drops all foreign rollouts."""
+    import torch
+
+    return torch.from_numpy(judged.batch.own_N[judged.rows]).float()
 
 
 class Nobody:

@@ -19,7 +19,6 @@ class OptionError(FtisError):
 
 
 FIXED: Mapping[str, tuple[Any, str]] = {
-    "beta": (0.0, "foreign rollouts come without log-probabilities of your reference model"),
     "multi_objective_aggregation": ("sum_then_normalize", "advantages are taken from one reward per rollout"),
     "shuffle_dataset": (True, "the peers draw their prompts in an order of the swarm"),
     "vllm_structured_outputs_regex": (None, "it would change the distribution sampled, unseen by the other peers"),
@@ -115,6 +114,11 @@ def _fixed(args: Any, more: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: completions of a swarm hold nothing but sampled tokens; leave it out"
     if args.loss_type not in DIVISORS:
         yield f"loss_type = {args.loss_type!r}: its divisor is not known here; take one of {', '.join(DIVISORS)}"
+    if args.beta and args.loss_type == "bnpo":
+        yield (
+            f"beta = {args.beta!r}: bnpo divides by the tokens of a micro-batch, those of dropped rollouts too, which "
+            f"have no KL; set beta=0.0, or another loss_type"
+        )
     for name, (wanted, why) in FIXED.items():
         value = getattr(args, name)
         if value != wanted:

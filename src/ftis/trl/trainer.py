@@ -31,6 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import parse_response
 from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
 from ftis.config import FtisError, Recipe
 from ftis.engines.agreement import require_agreement, trial
@@ -534,7 +535,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return {"role": "assistant", "content": text}
 
     def _judge(self, batch: Batch, own: Mapping[int, tuple[Floats, Floats]], reported: bool) -> Judged:
-        """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0.
+        """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0, or of
+        all where β > 0.
 
         Args:
             own: log π_old of each own rollout, and TRL's π_old/π_gen, by its ``id``.
@@ -542,7 +544,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """
         advantage_N = advantages(batch.reward_N, batch.group_N, self.scale_rewards)
         batch = replace(batch, reward_N=np.nan_to_num(batch.reward_N))  # own ones without a reward; records have 0
-        rows = np.flatnonzero(advantage_N.numpy())
+        rows = np.arange(len(batch)) if self.beta else np.flatnonzero(advantage_N.numpy())
         known = {r: own[id(batch.rollouts[r])][0] for r in rows[batch.own_N[rows]].tolist()}
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
@@ -571,7 +573,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         masked = set(np.flatnonzero(cut).tolist())
         strength_N = strengths(judged, self._chosen, self.member.objective)
         whole = self.entropy_coef or self.use_adaptive_entropy or self.aux_loss_enabled or self.top_entropy_quantile < 1
-        whole = whole or DIVISORS[self.loss_type] == "tokens"  # all these learn from rollouts without Â, too
+        # All these learn from rollouts without Â, too.
+        whole = whole or self.beta or DIVISORS[self.loss_type] == "tokens"
         taken = [row for row in range(len(batch)) if whole or (row not in masked and strength_N[row].any())]
         rows = self._ranks.part(np.array(taken, dtype=np.int64), steps)
         tokens_N = [len(rollout) * (row not in masked) for row, rollout in enumerate(batch.rollouts)]
@@ -579,7 +582,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         strength_N = [strength * np.float32(factor) for strength in strength_N]
         ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
         device, multiple = self.accelerator.device, self.pad_to_multiple_of
-        tensors = rows_of(judged, rows, strength_N, masked, ratios, device, multiple)
+        dropped = judged.rows[~self._chosen.kept_R].tolist() if self.beta else []  # they have no KL, and still count
+        tensors = rows_of(judged, rows, strength_N, masked.union(dropped), ratios, device, multiple)
+        if self.beta:
+            tensors["ref_per_token_logps"] = self._ref_logps(tensors)
         if self.off_policy_mask_threshold is not None:
             out["sampling_per_token_logps"] = tensors["sampling_per_token_logps"]
         tensors["num_items_in_batch"] = torch.tensor(sum(tokens_N), device=self.accelerator.device)
@@ -587,14 +593,24 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # --- the model ----------------------------------------------------------------------------------
 
+    def _ref_logps(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """log π_ref [n, T] of TRL's reference: a model, the base below an adapter, or the adapter as it was."""
+        if self.ref_model is not None:
+            return self._logps(inputs, self.ref_model)
+        model = self.accelerator.unwrap_model(self.model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            return self._logps(inputs)
+
     @torch.no_grad()
-    def _logps(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """log π_θ [n, T] under TRL's temperature, no gradient."""
+    def _logps(self, inputs: Mapping[str, Tensor], model: Any = None) -> Tensor:
+        """log π [n, T] of the policy or another model under TRL's temperature, no gradient."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width, size = inputs["completion_ids"].shape[1], self.args.per_device_train_batch_size
         with self._without_checkpointing():
-            logp_nT: Tensor = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, size)[0]
+            logp_nT: Tensor = self._get_per_token_logps_and_entropies(
+                self.model if model is None else model, ids, mask, width, size
+            )[0]
         return logp_nT
 
     def _logps_of(
