@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -67,7 +68,7 @@ def test_the_wheel_has_what_is_not_code_too(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_alone_runs_the_demo(wheel: Path, tmp_path: Path) -> None:
     """In a fresh environment and an empty directory. Its dependencies are those of this environment."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "clean", cwd=tmp_path)
     programs = tmp_path / "clean" / ("Scripts" if os.name == "nt" else "bin")
@@ -95,6 +96,10 @@ def test_the_wheel_alone_knows_the_demo(wheel: Path, tmp_path: Path) -> None:
     asked = ("eval", "starter:small", "--limit=30", "--recipe", site / "ftis/recipes/demo.toml")
     assert "greedy pass@1 0." in run(programs / "ftis", *asked, cwd=empty)
     assert not list(empty.iterdir())  # nothing is made: what was installed is what is read
+    few = ("--set=training.rounds=1", "--set=task.validation_size=20", "--set=ood.0.validation_size=20")
+    run(programs / "ftis", "demo", *few, cwd=empty, OMP_NUM_THREADS="1")
+    measured = [path.read_text(encoding="utf-8") for path in empty.glob("runs/demo-seed0/F-TIS/*/metrics.jsonl")]
+    assert [json.loads(text)["foreign_used"] > 0 for text in measured] == [True] * 4
 
 
 def test_the_demo_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,13 +205,16 @@ def test_a_workflow_runs_what_is_there(path: Path) -> None:
             assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
 
 
-def test_a_release_publishes_what_ran_the_demo_without_a_token() -> None:
+def test_a_release_publishes_what_passed_the_tests_and_ran_the_demo_without_a_token() -> None:
     assert [path.stem for path in WORKFLOWS] == ["ci", "release"]
     ci, release = map(read_yaml, WORKFLOWS)
     assert ci["permissions"] == release["permissions"] == {"contents": "read"}
     allowed = {name: job["permissions"] for name, job in release["jobs"].items() if "permissions" in job}
     assert allowed == {"publish": {"id-token": "write"}}
-    assert [job.get("needs") for job in release["jobs"].values()] == [None, "build", "demo"]
+    assert [job.get("needs") for job in release["jobs"].values()] == [None, "test", "build", "demo"]
+    assert {"make lint PYTHON=python", "make test PYTHON=python"} <= {
+        step.get("run") for step in release["jobs"]["test"]["steps"]
+    }
     assert release["jobs"]["publish"]["environment"] == "pypi"
     assert "secrets." not in WORKFLOWS[1].read_text(encoding="utf-8")
     (checked,) = (step["run"] for step in release["jobs"]["build"]["steps"] if "GITHUB_REF_NAME" in step.get("run", ""))
