@@ -56,7 +56,7 @@ from ftis.selection import select
 from ftis.swarm.facts import agreement, mismatch
 from ftis.swarm.link import NetworkExchange
 from ftis.trl.member import AloneError, connected, newest_checkpoint
-from ftis.trl.options import OptionError
+from ftis.trl.options import DIVISORS, OptionError
 from recipes import evenness
 
 pytestmark = [
@@ -157,7 +157,9 @@ def rows_of(n: int) -> Any:
         {},
         {"loss_type": "cispo", "scale_rewards": "batch", "mask_truncated_completions": True, "num_iterations": 2},
         {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.1, "min_p": 0.1, "save_steps": 3},
+        *({"loss_type": name} for name in DIVISORS if name not in ("dapo", "cispo", "grpo")),
     ],
+    ids=str,
 )
 def test_with_nobody_else_it_is_grpotrainer_to_the_bit(options: dict[str, Any], model: Path, tmp_path: Path) -> None:
     from trl import GRPOTrainer
@@ -170,6 +172,35 @@ def test_with_nobody_else_it_is_grpotrainer_to_the_bit(options: dict[str, Any], 
     expected, of_trl = trained(GRPOTrainer(str(model), reward, theirs, train_dataset=rows_of(32)))
     assert losses == expected
     assert len(set(losses)) > 1
+    assert all(torch.equal(weights[name], of_trl[name]) for name in of_trl)
+
+
+@pytest.mark.slow
+def test_trls_quick_start_with_nobody_else_is_grpotrainer_to_the_bit(
+    tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    """No key of GRPOConfig is set except its place, the CPU and few steps. Evenness rewards a random model, too."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.rewards import accuracy_reward
+
+    from ftis.trl import FTISTrainer, Swarm
+
+    model = str(tiny_model_dir("qwen2", chat_template=True, max_position_embeddings=1024))
+    sums = [(a, b) for a in (1, 2) for b in (3, 4)]
+    rows = [{"prompt": [{"role": "user", "content": f"{a}+{b}="}], "solution": f"${a + b}$"} for a, b in sums]
+    found = []
+    for kind, more in ((GRPOTrainer, {}), (FTISTrainer, {"swarm": Swarm()})):
+        args = GRPOConfig(str(tmp_path / kind.__name__), use_cpu=True, max_steps=3)
+        rewards, data = [accuracy_reward, evenness], Dataset.from_list(rows)
+        trainer = kind(model=model, reward_funcs=rewards, args=args, train_dataset=data, **more)
+        _, weights = trained(trainer)
+        (log,) = trainer.state.log_history
+        found.append((weights, {key: value for key, value in log.items() if "time" not in key and "second" not in key}))
+    (weights, log), (of_trl, theirs) = found[::-1]
+    assert (args.num_generations, args.per_device_train_batch_size, args.loss_type, args.bf16) == (8, 8, "dapo", True)
+    assert log == theirs
+    assert log["train_loss"] != 0
     assert all(torch.equal(weights[name], of_trl[name]) for name in of_trl)
 
 
