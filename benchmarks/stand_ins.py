@@ -1,18 +1,27 @@
 """Models of random weights with the shapes of real ones, a tokenizer of bytes, and a chat template with thoughts.
 
 They stand in for models that cannot be fetched: for what a recipe takes, and for its rounds without learning.
+
+    python benchmarks/stand_ins.py recipes/qwen3_family.toml
+
+prints the ``--dry-run`` of a recipe with stand-ins for its models and made-up word problems for its data.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
+
+from ftis.cli import app
+from ftis.recipe.parsing import load
 
 transformers_logging.disable_progress_bar()
 
@@ -114,3 +123,16 @@ def share_of_even(
 ) -> list[float]:
     """A reward that differs in every group of random completions."""
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def dry_run(recipe: str) -> None:
+    with TemporaryDirectory() as place:
+        settings = ["task.name=word_problems", "ood=[]"]
+        for peer in load(recipe).peers:
+            name = peer.model.rpartition("/")[2].removesuffix("-Instruct")
+            settings.append(f"peers.{peer.name}.model={stand_in(Path(place) / name, name, weights=False)}")
+        app(["train", recipe, "--dry-run", *(f"--set={setting}" for setting in settings)])
+
+
+if __name__ == "__main__":
+    dry_run(sys.argv[1])

@@ -820,7 +820,8 @@ def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> No
 def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: Path) -> None:
     from peft import LoraConfig
 
-    options = {"lora": {"beta": 0.1}, "bfloat16": {"bf16": True}, "checkpointed": {"gradient_checkpointing": True}}[way]
+    ways: dict[str, dict[str, Any]] = {"lora": {"beta": 0.1}, "bfloat16": {"bf16": True}}
+    options = ways.get(way, {"gradient_checkpointing": True})
     adapter = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])} if way == "lora" else {}
     trainer = trainer_of(model, config(tmp_path, **options), scene_recipe(2), **adapter)
     trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
