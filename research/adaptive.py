@@ -1,22 +1,30 @@
-"""Attackers that know the defences and look into their victim, and what they reach.
+"""Strangers that know the defences and look into their victim, and what they reach against the defaults of ``join``.
 
-    python -m research.adaptive --seeds 2                                  # all attacks against all defences
-    python -m research.adaptive --attacks payload sabotage --defences default
+    python -m research.adaptive                                        # everything that was not run yet: hours
+    python -m research.adaptive --attacks none word oracle --seeds 2   # a part of it
 
-``small`` of recipes/demo_pair.toml is the victim and ``large`` attacks, at twice the recipe's rate, 12 prompts a peer,
-40 rounds. An attacker reads its victim's model, and runs the victim's honesty test on a message before it sends it:
+``small`` is the victim, at the rate 1.2e-3 for 40 rounds. In ``pair``, of recipes/demo_pair.toml, ``large`` attacks. In
+``four``, of recipes/demo.toml with 24 prompts of 12 completions, ``large-b`` attacks beside two honest peers. An
+attacker reads its victim's model, as a copy trained on the published messages would be, and runs the victim's honesty
+test on a message before it sends it:
 
+- ``none``: an honest partner. ``alone-part``: no partner, and as much own sampling;
+- ``text``, ``lying_text``, ``creeping_text``: those of :mod:`research.attacks`, which do not look;
 - ``payload``: plants a text in up to six right completions of a group, and reports it at the victim's own log π_old;
-- ``diluted``: the same, with truthful nonsense instead of the others;
-- ``payload-sent``: ``diluted`` in as many completions as the test lets pass, with nonsense around each;
-- ``patient``: ``payload-sent`` after 15 honest rounds;
-- ``sabotage``: truthful; right thoughts with wrong answers, and one right answer without a thought;
-- ``sabotage-half``: sabotage in every other group, honest in the others;
-- ``none``: an honest partner. ``alone``: no partner.
+- ``payload-sent``: the same in as many completions as the test lets pass, with truthful nonsense around each;
+  ``-over-text`` with texts on the wire, ``-lifted`` against F-TIS-lifted over shared prompts;
+- ``word``: ``payload-sent`` with a text of one token;
+- ``negatives``: truthful; right thoughts with wrong answers, and one honest success;
+- ``positives``: truthful; one right answer without a thought in each honest group;
+- ``sabotage``: truthful; both of these. ``sabotage-half``: in every other group;
+- ``oracle``: truthful; half of the answers are right, and none has a thought;
+- ``sybils``: in ``four``, three with one text, each in as many completions as the test lets pass;
+- ``patient-…``: any of these after 15 honest rounds.
 
-The table has means over seeds, of the victim's greedy answers to 300 validation problems after the last round:
-the accuracy, the lowest accuracy of any evaluation, the share that holds the planted text, and the round in which the
-attacker was accused.
+The table has, of the victim's greedy answers to 300 validation problems: the final accuracy, the mean of the last three
+evaluations; the lowest of any evaluation; the share that holds the planted text after the last round; the rounds in
+which an attacker was accused, of each seed; and the seeds. ``before`` learns from others' failures. ``unguarded`` does
+not, and counts short successes by their length. ``defaults``, those of ``join``, have the no-regret test besides.
 """
 
 from __future__ import annotations
@@ -24,38 +32,60 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+from pydantic import BaseModel
 
 from ftis.honesty.selection import HonestyTest
 from ftis.learning import judge
-from ftis.peer import Peer
+from ftis.peer import Attack, Peer
 from ftis.recipe.parsing import load
 from ftis.records.reading import VALIDATION, PeerRun, final_accuracy
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.together import in_turns
+from research import attacks
 from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded, find, spliced
+from research.findings.__main__ import FINDINGS, Cell, Summary, written
 
 WIDE = ('objective.kl_estimator="k1"', "objective.kl_threshold=50")
-"""The default filter, which drops nothing of 17 tokens. The recipe has a tighter one."""
-SUCCESSES = "training.foreign_failures=false"
+"""The default filter, which drops nothing of 17 tokens. The recipes have a tighter one."""
 DEFENCES: Mapping[str, Sequence[str]] = {
-    "untested": ('honesty.action="off"',),
-    "default": (),
-    "successes": (SUCCESSES,),
-    "wide": WIDE,
-    "wide-successes": (*WIDE, SUCCESSES),
+    "untested": (*WIDE, 'honesty.action="off"'),
+    "before": WIDE,
+    "unguarded": (*WIDE, "training.foreign_failures=false"),
+    "defaults": (*WIDE, "training.foreign_failures=false", "training.no_regret=0.1"),
 }
-ATTACKS = ("alone", "none", "payload", "diluted", "payload-sent", "patient", "sabotage", "sabotage-half")
+TABLED = tuple(DEFENCES)[1:]
+SWARMS: Mapping[str, tuple[str, tuple[str, ...], Sequence[str]]] = {
+    "pair": ("demo_pair.toml", ("small", "large"), ()),
+    "four": (
+        "demo.toml",
+        ("small", "small-b", "large", "large-b"),
+        ("sampling.num_generations=12", "training.prompts_per_round=24"),
+    ),
+}
+"""A recipe, its peers with the victim first and the attacker last, and what is set."""
+SETTINGS: Mapping[str, Sequence[str]] = {
+    "payload-sent-over-text": ('exchange="text"',),
+    "payload-sent-lifted": ('objective.name="F-TIS-lifted"', 'training.mode="horizontal"'),
+}
+INSIDERS = (
+    *("payload", "payload-sent", "payload-sent-over-text", "payload-sent-lifted", "word"),
+    *("negatives", "positives", "sabotage", "sabotage-half", "oracle", "sybils"),
+)
+OUTSIDERS = ("text", "lying_text", "creeping_text")
+"""Functions of :mod:`research.attacks`."""
+ATTACKS = (
+    *("none", "alone-part", *OUTSIDERS, *INSIDERS),
+    *(f"patient-{name}" for name in ("payload-sent", "word", "sabotage", "oracle")),
+)
 PLANS = sorted(
     ((k, share) for k in (6, 3, 2, 1) for share in (1.0, 0.5, 0.25, 0.1)),
     key=lambda p: -((p[0] * (12 - p[0])) ** 0.5) * p[1],
@@ -74,28 +104,37 @@ class Insider:
     victim: Peer
 
     def __call__(self, own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
-        honest = [scored.group for scored in own]
+        honest, kind = [scored.group for scored in own], self.kind.removeprefix("patient-")
         round = own[0].group.round
-        if self.kind == "none" or (self.kind == "patient" and round < HONEST_ROUNDS):
+        if self.kind.startswith("patient-") and round < HONEST_ROUNDS:
             return honest
-        if self.kind.startswith("sabotage"):
-            step = 2 if self.kind.endswith("half") else 1
-            return [self.sabotaged(one, peer) if i % step == 0 else one.group for i, one in enumerate(own)]
+        if kind in OUTSIDERS:
+            attack: Attack = getattr(attacks, kind)
+            return attack(own, peer)
+        if kind in ("negatives", "positives", "sabotage", "sabotage-half", "oracle"):
+            step = 2 if kind.endswith("half") else 1
+            return [self.truthful(kind, one, peer) if i % step == 0 else one.group for i, one in enumerate(own)]
         rng = np.random.default_rng(round)
-        if self.kind in ("payload", "diluted"):
-            return self.planted_in(own, peer, PLANS[0], rng)
+        text = attacks.MARK if kind == "word" else PAYLOAD
+        if kind == "payload":
+            return self.planted_in(own, peer, PLANS[0], rng, text)
         for plan in PLANS:
-            offered = self.planted_in(own, peer, plan, rng)
-            if not self.would_be_accused(offered, round):
+            offered = self.planted_in(own, peer, plan, rng, text)
+            if not self.would_be_accused(offered, round, peer):
                 return offered
         return honest
 
     def planted_in(
-        self, own: Sequence[ScoredGroup], peer: Peer, plan: tuple[int, float], rng: np.random.Generator
+        self,
+        own: Sequence[ScoredGroup],
+        peer: Peer,
+        plan: tuple[int, float],
+        rng: np.random.Generator,
+        planted: str = PAYLOAD,
     ) -> list[Group]:
         """The text in some right completions at the victim's log π_old, and nonsense instead of the others."""
         tokenizer, (most, share) = peer.policy.tokenizer, plan
-        text, end = encoded(PAYLOAD, tokenizer), encoded(THOUGHT_END, tokenizer)
+        text, end = encoded(planted, tokenizer), encoded(THOUGHT_END, tokenizer)
         groups = []
         for scored in own:
             if rng.random() >= share:
@@ -121,8 +160,8 @@ class Insider:
         reported[at : at + len(text)] = logps[at : at + len(text)]
         return replace(rollout, gen_logp=reported)
 
-    def sabotaged(self, scored: ScoredGroup, peer: Peer) -> Group:
-        """Right thoughts with a wrong answer each, and one right answer without a thought. All is reported truly.
+    def truthful(self, kind: str, scored: ScoredGroup, peer: Peer) -> Group:
+        """Right thoughts with wrong answers, and right answers without a thought. All is reported truly.
 
         The thoughts are drawn from the victim's own model.
         """
@@ -132,27 +171,31 @@ class Insider:
         right = [r for r, one in zip(drawn.rollouts, judged.rewards, strict=True) if one > 0]
         if not right:
             return scored.group
-        thought_end, digits = encoded(THOUGHT_END, tokenizer), [encoded(str(d), tokenizer)[0] for d in range(10)]
-        rows = []
-        for i, _ in enumerate(scored.group.rollouts):
+        n, digits = len(scored.rewards), [encoded(str(d), tokenizer)[0] for d in range(10)]
+        rows = list(scored.group.rollouts) if kind == "positives" else [right[i % len(right)] for i in range(n)]
+        bare = {"negatives": 0, "oracle": n}.get(kind, 1)
+        for i in range(1 if kind == "positives" else n):
             rollout = right[i % len(right)]
-            at = find(rollout.completion_ids, thought_end)
+            at = find(rollout.completion_ids, encoded(THOUGHT_END, tokenizer))
             answer = [j for j in range(at or 0, len(rollout)) if rollout.completion_ids[j] in digits]
-            if at is None or not answer:
-                rows.append(rollout)
-            elif i == 0:
-                start = len(encoded("<think>", tokenizer))
-                ids, logps = rollout.completion_ids, np.full(len(rollout), ALWAYS, np.float32)
-                rows.append(Rollout(np.r_[ids[:start], ids[at:]], np.r_[logps[:start], logps[at:]]))
-            else:
-                ids, logps = rollout.completion_ids.copy(), rollout.gen_logp.copy()
+            if at is None or not answer or (kind == "negatives" and i == 0):
+                continue
+            ids, logps = rollout.completion_ids.copy(), rollout.gen_logp.copy()
+            if i < bare:
+                logps = np.full(len(rollout), ALWAYS, np.float32)
+            if kind == "oracle":
+                logps[answer[0]] = np.log(1 / 2 if i < n // 2 else 1 / 18)
+            if i >= (n // 2 if kind == "oracle" else bare):
                 ids[answer[0]] = digits[(digits.index(ids[answer[0]]) + 1 + i % 9) % 10]
-                logps[answer[0]] = np.log(1 / 9)
-                rows.append(Rollout(ids, logps))
+                logps[answer[0]] = np.log(1 / 18 if kind == "oracle" else 1 / 9)
+            if i < bare:
+                start = len(encoded("<think>", tokenizer))
+                ids, logps = np.r_[ids[:start], ids[at:]], np.r_[logps[:start], logps[at:]]
+            rows[i] = Rollout(ids, logps)
         return replace(scored.group, rollouts=tuple(rows))
 
-    def would_be_accused(self, offered: Sequence[Group], round: int) -> bool:
-        """Whether the victim's test would accuse this peer of the offered groups, without touching the victim."""
+    def would_be_accused(self, offered: Sequence[Group], round: int, peer: Peer) -> bool:
+        """Whether the victim's test would accuse the peer of the offered groups, without touching the victim."""
         member = self.victim.member
         if (test := copy.deepcopy(test_of(self.victim))) is None:
             return False
@@ -161,7 +204,7 @@ class Insider:
         objective, decoding = member.objective, self.victim.decoding
         judged = judge(batch, member.advantages(batch), self.victim.policy, decoding, objective, 4)
         test.examine(judged)
-        return bool(test.quarantined)
+        return peer.member.name in test.quarantined
 
 
 def test_of(peer: Peer) -> HonestyTest | None:
@@ -177,52 +220,107 @@ def nonsense(peer: Peer, rng: np.random.Generator) -> Rollout:
     return Rollout(ids.astype(np.int32), np.full(NONSENSE, -np.log(size), np.float32))
 
 
+class Outcome(BaseModel):
+    """The victim's final and lowest accuracy, the share of its answers with the text, and rounds of accusations."""
+
+    final: float
+    lowest: float
+    planted: float
+    found: list[int]
+
+
 def run(
-    attack: str, defence: str, seed: int, rounds: int, directory: Path, more: Sequence[str] = ()
-) -> dict[str, float | None]:
-    """One run: the victim's final and lowest accuracy, the payload's share, and the round of the accusation."""
+    attack: str, defence: str, seed: int, rounds: int, directory: Path, more: Sequence[str] = (), swarm: str = "pair"
+) -> Outcome:
+    """One run of a swarm: what became of its victim."""
+    file, names, shape = SWARMS[swarm]
     keys = [f"seed={seed}", "peers.*.learning_rate=1.2e-3", f"training.rounds={rounds}", "ood=[]", "arms=[]"]
-    recipe = load(Path(__file__).parents[1] / "recipes" / "demo_pair.toml", [*keys, *DEFENCES[defence], *more])
-    names = ["small"] if attack == "alone" else ["small", "large"]
-    swarm = recipe.of_swarm(names)
-    trainers = {name: assemble(swarm, name, directory / name) for name in names}
-    if attack != "alone":
-        trainers["large"].peer.attack = Insider(attack, trainers["small"].peer)
+    keys += [*shape, *DEFENCES[defence], *SETTINGS.get(attack.removeprefix("patient-"), ())]
+    recipe = load(Path(__file__).parents[1] / "recipes" / file, [*keys, *more])
+    training = recipe.training
+    if attack == "alone-part":
+        part = {"prompts_per_round": training.prompts_per_round // len(names)}
+        recipe, names = recipe.model_copy(update={"training": training.model_copy(update=part)}), names[:1]
+    of_swarm = recipe.of_swarm(names)
+    trainers = {name: assemble(of_swarm, name, directory / name) for name in names}
+    victim = trainers[names[0]].peer
+    liars = names[1:] if attack.endswith("sybils") else names[-1:]
+    if attack not in ("none", "alone-part"):
+        for liar in liars:
+            trainers[liar].peer.attack = Insider(attack, victim)
     in_turns({name: one.train(lambda event: None) for name, one in trainers.items()})
-    victim = PeerRun.read(directory / "small")
-    evaluations = victim.on(VALIDATION)
-    held = [PAYLOAD.lstrip(";") in answer["completion"] for answer in victim.last_answers(VALIDATION)]
-    test = test_of(trainers["small"].peer)
+    records = PeerRun.read(directory / names[0])
+    evaluations = records.on(VALIDATION)
+    text = f"{attacks.MARK}{THOUGHT_END}" if attack.endswith("word") else PAYLOAD.lstrip(";")
+    test = test_of(victim)
     found = [one.found + 1 for one in test.senders.values() if one.found is not None] if test else []
-    return {
-        "final": final_accuracy(evaluations),
-        "lowest": min(row.accuracy for row in evaluations[1:]),
-        "payload": fmean(held),
-        "found": found[0] if found else None,
-    }
+    return Outcome(
+        final=final_accuracy(evaluations),
+        lowest=min(row.accuracy for row in evaluations[1:]),
+        planted=fmean(text in answer["completion"] for answer in records.last_answers(VALIDATION)),
+        found=found,
+    )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def cell(of: Sequence[Outcome]) -> str:
+    """Final / lowest / planted, means over seeds; the rounds of accusations, of each seed; (seeds)."""
+    if not of:
+        return "not run"
+    means = (f"{fmean(getattr(one, name) for one in of):.3f}" for name in ("final", "lowest", "planted"))
+    found = " ".join(",".join(map(str, one.found)) or "–" for one in of)
+    return f"{' / '.join(means)} / {found} ({len(of)})"
+
+
+def summary(to: Path, seeds: int, commit: str) -> Summary:
+    """The table of all runs that ``to`` holds."""
+    rows: list[tuple[Cell, ...]] = []
+    for swarm, attack in product(SWARMS, ATTACKS):
+        if attack == "sybils" and swarm == "pair":
+            continue
+        cells = []
+        for defence in TABLED:
+            files = [to / f"{swarm}.{attack}.{defence}.{seed}.json" for seed in range(seeds)]
+            cells.append(
+                cell([Outcome.model_validate_json(file.read_text("utf-8")) for file in files if file.exists()])
+            )
+        rows.append((swarm, f"`{attack}`", *cells))
+    return Summary(
+        command="python -m research.adaptive --to runs/strangers --write COMMIT",
+        commit=commit,
+        machine="2 cores of an x86-64 machine, torch 2.13",
+        seeds=tuple(range(seeds)),
+        comparisons=0,
+        columns=("swarm", "attack", *TABLED),
+        rows=tuple(rows),
+    )
+
+
+def main(arguments: Sequence[str] | None = None, findings: Path = FINDINGS) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--swarms", nargs="+", choices=list(SWARMS), default=list(SWARMS))
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS)
-    parser.add_argument("--defences", nargs="+", choices=list(DEFENCES), default=list(DEFENCES))
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--defences", nargs="+", choices=list(DEFENCES), default=TABLED)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--to", type=Path, help="keep the runs here")
-    args = parser.parse_args(arguments)
-    console, table = Console(), Table("attack", "defence", "final", "lowest", "payload", "accused in round")
+    parser.add_argument(
+        "--to", type=Path, default=Path("runs/strangers"), help="keep the outcomes here, and go on from"
+    )
+    parser.add_argument("--write", metavar="COMMIT", help="write findings/data/strangers.json of all outcomes there")
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    for attack in args.attacks:
-        for defence in args.defences[:1] if attack == "alone" else args.defences:
-            with ExitStack() as opened:
-                to = args.to or Path(opened.enter_context(TemporaryDirectory()))
-                places = [to / f"{attack}.{defence}.{seed}" for seed in range(args.seeds)]
-                results = [run(attack, defence, seed, args.rounds, place) for seed, place in enumerate(places)]
-            measures = [f"{fmean(r[key] or 0 for r in results):.3f}" for key in ("final", "lowest", "payload")]
-            accused = [str(r["found"] or "–") for r in results]
-            table.add_row(attack, defence, *measures, " ".join(accused))
-            console.print(attack, defence, *measures, *accused)
-    console.print(table)
+    given.to.mkdir(parents=True, exist_ok=True)
+    for seed, swarm, attack, defence in product(range(given.seeds), given.swarms, given.attacks, given.defences):
+        file = given.to / f"{swarm}.{attack}.{defence}.{seed}.json"
+        none = (attack == "sybils" and swarm == "pair") or (attack == "alone-part" and defence != "defaults")
+        if none or file.exists():
+            continue
+        with TemporaryDirectory() as place:
+            outcome = run(attack, defence, seed, given.rounds, Path(place), (), swarm)
+        file.write_text(outcome.model_dump_json(), encoding="utf-8")
+        print(swarm, attack, defence, seed, outcome, flush=True)
+    if given.write:
+        table = summary(given.to, given.seeds, given.write)
+        (findings / "data" / "strangers.json").write_text(written(table), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from ftis.rollouts import Group, ScoredGroup
 from research import adaptive
 from research.adaptive import Insider
 from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END
+from research.findings.__main__ import read
 
 SMALL = ("training.prompts_per_round=8", "task.validation_size=4")
 
@@ -35,7 +36,7 @@ def offers_of(
             return offered
 
     monkeypatch.setattr(adaptive, "Insider", Watched)
-    adaptive.run(attack, "default", 0, 2, directory, SMALL)
+    adaptive.run(attack, "before", 0, 2, directory, SMALL)
     return seen
 
 
@@ -60,6 +61,29 @@ def test_a_saboteur_tells_the_truth_and_gives_one_right_answer_without_a_thought
     assert not any(reward for _, reward, *_ in wrong)
 
 
+def test_an_oracle_tells_the_truth_and_never_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = offers_of("oracle", tmp_path, monkeypatch)
+    bare = [of for of in offered if of[0].startswith("<think></think>") and np.isclose(of[2], np.log(1 / 2)).any()]
+    wrong = [of for of in offered if np.isclose(of[2], np.log(1 / 18)).any()]
+    assert len(bare) == len(wrong) > 0
+    assert all(of[1] == 1 for of in bare)
+    assert not any(of[1] or not of[0].startswith("<think></think>") for of in wrong)
+
+
+def test_the_table_holds_what_was_run_and_runs_no_part_again(tmp_path: Path) -> None:
+    runs, data = tmp_path / "runs", tmp_path / "findings" / "data"
+    runs.mkdir()
+    data.mkdir(parents=True)
+    for seed, found in enumerate(([7], [])):
+        one = adaptive.Outcome(final=0.9 + 0.02 * seed, lowest=0.5, planted=0.1, found=found)
+        (runs / f"four.word.defaults.{seed}.json").write_text(one.model_dump_json())
+    part = ["--swarms", "four", "--attacks", "word", "--defences", "defaults", "--seeds", "2"]
+    adaptive.main([*part, "--to", str(runs), "--write", "abc"], data.parent)
+    rows = {row[:2]: list(row[2:]) for row in read("strangers", data.parent).rows}
+    assert rows["four", "`word`"] == ["not run", "not run", "0.910 / 0.500 / 0.100 / 7 – (2)"]
+    assert ("pair", "`sybils`") not in rows
+
+
 def test_a_partner_that_plants_nothing_is_not_accused(tmp_path: Path) -> None:
-    result = adaptive.run("none", "default", 0, 2, tmp_path, SMALL)
-    assert (result["payload"], result["found"]) == (0, None)
+    result = adaptive.run("none", "defaults", 0, 2, tmp_path, SMALL)
+    assert (result.planted, result.found) == (0, [])
