@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ftis.config import PeerConfig
+from ftis.config import PeerConfig, RecipeError
 from ftis.engines.models import load_config, load_model, load_tokenizer
 from ftis.policy import ModelError
+from ftis.recipe.own_code import staying
+from ftis.seams import look_up
 from recipes import write_recipe
 
 STRANGERS = ("torch", "scipy", "ftis", "transformers", "numpy", "selectors", "stranger")
@@ -36,6 +38,16 @@ def run(*arguments: str, cwd: Path) -> str:
         [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     return ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("leave", ["sys.exit('no')", "os._exit(3)"])
+def test_a_module_that_ends_the_program_is_named(leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving.py").write_text(f"import os, sys\n{leave}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = os._exit
+    with pytest.raises(RecipeError, match=r"leaving\.py, line 2"), staying():
+        look_up("leaving.reward", "reward.function")
+    assert os._exit is before
 
 
 def test_a_reward_that_crashes_leaves_the_lines_it_was_in(tmp_path: Path, models: dict[str, Path]) -> None:

@@ -20,6 +20,7 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
+from ftis.recipe.own_code import staying
 from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
@@ -159,7 +160,9 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
     config, sampling, task = PeerConfig(name="model", model=starters.place_of(model)), recipe.sampling, recipe.task
     if run_as is not None:
         config = config.model_copy(update={"device": run_as.device, "dtype": run_as.dtype})
-    asked = load_task(task)
+    with staying():
+        asked = load_task(task)
+        score = load_scorer(recipe.reward, recipe.prompt, asked.answer_kind)
     problems = asked.validation
     if limit is not None and limit < len(problems):  # another split than the recipe's may hold training problems
         problems = tuple(subset(problems, limit, task.seed, "validation"))
@@ -174,7 +177,7 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
         open_sampler(sampling.sampler, policy, sampling.options, longest),
         problems,
         [render(problem) for problem in problems],
-        load_scorer(recipe.reward, recipe.prompt, asked.answer_kind),
+        score,
         Decoding.of(sampling),
         sampling.batch_size,
         player,

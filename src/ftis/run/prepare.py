@@ -57,7 +57,8 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
     of_arms = []
     for arm in arms:
         _check_place(run_directory(arm.recipe))
-        check_names(arm.recipe)
+        with staying():
+            check_names(arm.recipe)
         for peer in arm.recipe.peers:
             _check_model(peer, arm.recipe.sampling.end_tokens)
         loaded = [_load(config, arm.recipe, tasks, rewarded) for config in (arm.recipe.task, *arm.recipe.ood)]
