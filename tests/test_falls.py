@@ -25,8 +25,7 @@ def scaled(margin: float, shortest: int) -> FallTest:
 
 def before(window: list[list[float]], guesses: list[float], m: float) -> float:
     values = [(x, guess) for means, guess in zip(window, guesses, strict=True) for x in means]
-    gain, spread = sum(x - m for x, _ in values), sum((x - guess) ** 2 for x, guess in values)
-    return float(np.mean([math.exp(s * gain + (s + math.log(1 - s)) * spread) for s in STAKES]))
+    return float(np.mean([math.prod((1 + s * (x - g)) * math.exp(s * (g - m)) for x, g in values) for s in STAKES]))
 
 
 def behind(rounds: list[list[float]], m: float, margin: float) -> float:
@@ -67,8 +66,8 @@ def test_a_factor_before_the_fall_is_at_most_one_in_expectation(
 ) -> None:
     values, weights = np.array(rewards).T
     weights /= weights.sum()
-    exponent = stake * (values - weights @ values) + (stake + math.log(1 - stake)) * (values - guess) ** 2
-    assert weights @ np.exp(exponent) <= 1 + 1e-9
+    mean = float(weights @ values)
+    assert weights @ (1 + stake * (values - guess)) * math.exp(stake * (guess - mean)) <= 1 + 1e-9
 
 
 def rises(test: FallTest, rng: np.random.Generator, rounds: int, value: Callable[[list[float]], float]) -> float:

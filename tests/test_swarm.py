@@ -32,7 +32,7 @@ from ftis.swarm.identity import IdentityError, public_hex
 pytestmark = pytest.mark.slow
 
 STARTED: list[Watched] = []
-DEFAULTS = ["--set", "training.foreign_failures=false", "--set", "training.no_regret=0.1"]
+DEFAULTS = ["--set", "training.foreign_failures=false", "--set", "training.no_regret=0.05"]
 """The defaults of join that train does not have."""
 
 

@@ -161,7 +161,7 @@ class TrainingConfig(_Section):
     foreign_failures: bool | None = None
     """Whether to learn from others' rollouts with Â < 0, which push answers away. By default not in ``ftis join``."""
     no_regret: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Go back if own rewards fell by more than this part of their range; 0: never. By default .1 in ``ftis join``."""
+    """Go back if own rewards fell by more than this part of their range; 0: never. By default .05 in ``ftis join``."""
     resample: Literal["off", "fill"] = "off"
     """``fill``: own groups whose rewards are all equal give way to groups of other prompts, while some are left."""
     resample_budget: Positive = 1

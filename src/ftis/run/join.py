@@ -48,7 +48,7 @@ from ftis.swarm.link import NetworkExchange
 from ftis.swarm.session import check_endpoints, ways_in
 from ftis.tasks.jsonl import files
 
-NO_REGRET = 0.1
+NO_REGRET = 0.05
 """``training.no_regret`` of a joined peer, if its recipe leaves it open."""
 
 

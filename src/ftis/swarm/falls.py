@@ -32,7 +32,7 @@ class FallTest:
     Let X be a group's mean reward, scaled to [0, 1] from the range of rewards seen before. For each first round c
     behind a change, let A be the w rounds before it, and B those from it on::
 
-        e_cw = min_m  mean_λ exp(λ Σ_A (X − m) + (λ + log(1 − λ)) Σ_A (X − μ)²)
+        e_cw = min_m  mean_λ Π_A (1 + λ (X − μ)) exp(λ (μ − m))
                     · mean_f Π_B (1 − f + f (1 − X)/(1 − m + margin))
 
     μ is the mean reward of the rounds before. The evidence is Σ_c mean_w e_cw.
@@ -97,21 +97,21 @@ class FallTest:
 
     def _before(self, window: int, first: int) -> Floats64:
         """The log of the factor before each change c ≥ ``first``, at each m: [c, m]. −∞ if the window is too long."""
-        size, total, spread = (np.cumsum([0.0, *values]) for values in zip(*self._sums(), strict=True))
+        size, gains = zip(*self._sums(), strict=True)
         changes = np.arange(first, len(self.rounds))
         inside = changes >= window
         starts, stops = np.where(inside, changes - window, 0), np.where(inside, changes, 0)
-        n_c, total_c, spread_c = (sums[stops] - sums[starts] for sums in (size, total, spread))
-        gain_cm = total_c[:, None] - n_c[:, None] * LEVELS
-        cost_f = STAKES + np.log1p(-STAKES)
-        found = log_mean(STAKES[:, None] * gain_cm[:, None] + cost_f[:, None] * spread_c[:, None, None])
+        sizes, sums = np.cumsum([0, *size]), np.cumsum([np.zeros(len(STAKES)), *gains], axis=0)
+        n_c, gain_cf = sizes[stops] - sizes[starts], sums[stops] - sums[starts]
+        found = log_mean(gain_cf[:, :, None] - n_c[:, None, None] * STAKES[:, None] * LEVELS)
         return np.where(inside[:, None], found, -np.inf)
 
-    def _sums(self) -> list[tuple[int, float, float]]:
-        """Of each round: its groups, Σ X and Σ (X − μ)²."""
+    def _sums(self) -> list[tuple[int, Floats64]]:
+        """Of each round: its groups, and Σ log(1 + λ (X − μ)) + λ μ at each λ."""
         sums, guess = [], 0.5
         for i, means in enumerate(self.rounds):
-            sums.append((len(means), sum(means), sum((x - guess) ** 2 for x in means)))
+            logs = np.log1p(STAKES[:, None] * (np.array(means) - guess)) + STAKES[:, None] * guess
+            sums.append((len(means), logs.sum(1)))
             guess = float(np.mean(np.concatenate(self.rounds[max(0, i + 1 - self.windows[0]) : i + 1])))
         return sums
 
