@@ -6,8 +6,8 @@ Each row is one round on word problems, on one thread of a CPU: each model in fu
 other shapes of a round. *said* is the likely memory in the dry run's line of all peers; it assumes half of the length
 and signal in half of the groups. *low* and *high* are its spread, of half and twice as many tokens with signal, where
 there is one peer. *measured* is the largest resident size of the whole process of ``ftis train`` (``ru_maxrss``), with
-loading, sampling, training, evaluations and the checkpoint. *signal* and *length* are those of the round. A row takes a
-minute or two.
+loading, sampling, training, evaluations and the checkpoint. *signal* and *length* are those of the round: without
+signal no step is taken, and a peer trained in full has no moments yet. A row takes a minute or two.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ extract = "last_number"
 num_generations = 4
 max_completion_length = {length}
 temperature = 0.7
-stop = {stop}
+stop = ["\\n"]
 
 [training]
 rounds = 1
@@ -87,10 +87,9 @@ class Case:
     keys: str = ""
 
     def recipe(self, place: Path) -> str:
-        stop = '["\\n"]' if self.length == SHORT else "[]"
         model = json.dumps(str(Path(self.model).absolute()))
         runs = json.dumps(str(place / "runs"))
-        text = RECIPE.format(place=runs, length=self.length, stop=stop, prompts=self.prompts, mode=self.mode)
+        text = RECIPE.format(place=runs, length=self.length, prompts=self.prompts, mode=self.mode)
         return text + "".join(
             PEER.format(number=n, model=model, train=train, keys=self.keys) for n, train in enumerate(self.train)
         )
@@ -99,12 +98,7 @@ class Case:
 def cases(models: Sequence[str]) -> list[Case]:
     first, last = models[0], models[-1]
     return [
-        *(
-            Case(model, (train,), length, prompts)
-            for model in models
-            for train in ("full", "lora")
-            for length, prompts in ((SHORT, 4), (LONG, 2))
-        ),
+        *(Case(model, (train,), length) for model in models for train in ("full", "lora") for length in (SHORT, LONG)),
         Case(first, ("full", "lora"), SHORT, mode="horizontal"),
         Case(last, ("lora", "lora"), SHORT),
         Case(first, ("full",), SHORT, prompts=16, keys="tokens_per_microbatch = 16384"),
