@@ -49,6 +49,7 @@ from ftis.recipe.parsing import load
 from ftis.records.reading import VALIDATION, PeerRun, final_accuracy
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
+from ftis.run.join import NO_REGRET
 from ftis.run.together import in_turns
 from research import attacks
 from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded, find, spliced
@@ -60,7 +61,7 @@ DEFENCES: Mapping[str, Sequence[str]] = {
     "untested": (*WIDE, 'honesty.action="off"'),
     "before": WIDE,
     "unguarded": (*WIDE, "training.foreign_failures=false"),
-    "defaults": (*WIDE, "training.foreign_failures=false", "training.no_regret=0.1"),
+    "defaults": (*WIDE, "training.foreign_failures=false", f"training.no_regret={NO_REGRET}"),
 }
 TABLED = tuple(DEFENCES)[1:]
 SWARMS: Mapping[str, tuple[str, tuple[str, ...], Sequence[str]]] = {
