@@ -51,6 +51,7 @@ REASONS: Mapping[str, str] = {
     "too_long": "completions that are too long",
     "token_out_of_range": "ids outside the vocabulary",
     "tokens_after_end": "tokens after the end",
+    "unplayable": "completions that no episode of the environment has",
     "bad_logp": "log-probabilities that cannot be",
 }
 """Reasons of rejections, in words. docs/metrics.md explains them."""
