@@ -16,6 +16,7 @@ from ftis.records.events import (
     FirstGroup,
     JobEnded,
     JobsKnown,
+    PeerStarted,
     Place,
     RoundEnded,
     Sounded,
@@ -37,12 +38,14 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     out, clock = io.StringIO(), Clock()
     display, place = Display(Console(file=out, width=200), clock), Place(arm="F-TIS", peer="a")
     display(ArmBegun(("a",), 4, place=Place(arm="F-TIS")))
+    display(PeerStarted(0, place))
+    assert "F-TIS/a: loaded" in out.getvalue()  # before minutes of evaluation
     for step in range(1, 5):
         clock.now += 30
         row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
         spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 3e-5}
         display(RoundEnded({**row, **spent}, place))
-    assert out.getvalue().splitlines()[1:] == [
+    assert out.getvalue().splitlines()[2:] == [
         "F-TIS/a: round 1 of 4  reward 0.25  50% of all groups with signal  12.3 s  150 tokens/s  about 37 s left",
         "F-TIS/a: round 2 of 4  reward 0.25  50% of all groups with signal  12.3 s  75 tokens/s  about 25 s left",
         "F-TIS/a: round 3 of 4  reward 0.25  50% of all groups with signal  8.34 s and 4 s waiting  50 tokens/s  "

@@ -187,8 +187,8 @@ class Display:
         notes = self._notes.setdefault(name, {})
         match event:
             case PeerStarted(step=step, slow=slow):
-                if step:
-                    self._line(f"{name}: goes on after round {step}")
+                begun = f"goes on after round {step}" if step else "loaded; the first evaluation comes before round 1"
+                self._line(f"{name}: {begun}")
                 if slow:
                     self._line(f"{name}: samples slowly, by {slow}: faster ways do not fit its model")
             case RoundEnded(metrics=metrics):
