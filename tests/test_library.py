@@ -43,6 +43,16 @@ def rewarding(wanted: int) -> Any:
     return reward
 
 
+def playing(sign: str) -> type:
+    """A class as a notebook's cell defines one."""
+
+    class Game:
+        def reset(self, **row: object) -> str:
+            return sign
+
+    return Game
+
+
 def test_a_function_of_a_notebook_rewards_and_results_come_back(keys: dict[str, Any]) -> None:
     seen: list[Judged] = []
 
@@ -104,6 +114,7 @@ def test_preflight_looks_at_a_function_of_a_notebook(keys: dict[str, Any]) -> No
 def test_one_function_has_one_name_and_another_has_another() -> None:
     assert give(rewarding(0)) == give(rewarding(0)) != give(rewarding(1))
     assert give(lambda x: x + 1) != give(lambda x: x + 2)
+    assert give(playing("+")) == give(playing("+")) != give(playing("-"))
     assert give(make_task) == "ftis.tasks.problems.make_task"
     called = rewarding(0)
     assert look_up(give(called), "reward.function") is called

@@ -185,8 +185,8 @@ def _plain(value: Any) -> Any:
 def give(thing: Any) -> str:
     """The name of an object in a recipe: its dotted path, or a name that holds in this process.
 
-    The second ends in a digest of what a function does, so that another function has another name, and a run is
-    resumed with the same function alone. Anything else goes by its identity.
+    The second ends in a digest of what a function or a class does, so that another one has another name, and a run is
+    resumed with the same one alone. Anything else goes by its identity.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__name__)
     if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing:
@@ -205,6 +205,9 @@ def _spelled(thing: Any) -> str:
         held = [cell.cell_contents for cell in thing.__closure__ or ()]
         around = [*held, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
         return f"{_spelled(thing.__code__)} {[_spelled(one) for one in around]}"
+    if isinstance(thing, type):
+        own = {name: part for name, part in vars(thing).items() if name == "__init__" or not name.startswith("__")}
+        return f"{thing.__mro__[1:]} {[(name, _spelled(part)) for name, part in own.items()]}"
     return f"{thing!r} {id(thing)}" if callable(thing) else repr(thing)
 
 
