@@ -3,7 +3,8 @@
     python -m research.falls                               # three minutes on one core
 
 The expected reward is .9 for 60 rounds, then it is lower for 60. A prompt's chance of success is drawn from a Beta
-distribution with a + b = 1.5 around it, so that prompts differ widely, and a group has 12 completions.
+distribution with a + b = 1.5 around it, so that prompts differ widely, and a group has 12 completions. A cell is the
+median over seeds; brackets count the seeds with an alarm, if some had none.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def main() -> None:
         cells = []
         for after in (0.3, 0.6, 0.7, 0.8):
             found = [rounds_until_found(groups, after, seed) for seed in seeds]
-            missed = sum(map(math.isinf, found))
-            cells.append(f"{median(found):g} ({missed} of {len(found)} missed)" if missed else f"{median(found):g}")
+            alarms, typical = sum(map(math.isfinite, found)), median(found)
+            some = f" ({alarms} of {len(found)})" if alarms < len(found) else ""
+            cells.append(f"{typical:g}{some}" if math.isfinite(typical) else "never")
         print("|", " | ".join([str(groups), *cells]), "|", flush=True)
 
 

@@ -83,7 +83,7 @@ class Sender:
         self.test = Test(self.length)
 
     def message(self, share: float, seed: int) -> tuple[list[Rollout], list[bool], list[list[Floats | None]]]:
-        """Completions, which are right, and log π_old as the sender thinks it is and as it is."""
+        """Completions, whether each is right, and log π_old as the sender believes it to be and as it is."""
         rng, (nats, tokens) = np.random.default_rng(seed), self.plant
         ids_NT, logp_NT = drawn(rng, GROUPS * GROUP, self.length)
         rows: list[Rollout] = []

@@ -101,7 +101,7 @@ def recipe_of(keys: Mapping[str, Any], place: Path) -> dict[str, Any]:
 
 
 def said_of(keys: Mapping[str, Any], place: Path, runs: bool) -> tuple[str, str]:
-    """What is said before a run, and while it ``runs``; an error ends either."""
+    """The text before a run, and while it ``runs``; an error ends either."""
     before, out = list[str](), io.StringIO()
     try:
         recipe = parse(recipe_of(keys, place))

@@ -145,7 +145,7 @@ def answered(session: zenoh.Session, key: str, answers: int) -> None:
 def collected_by(
     peers: Peers, exchanges: Sequence[NetworkExchange], round: int, data: Mapping[int, bytes] = MappingProxyType({})
 ) -> list[Collected]:
-    """What each takes away from a round; ``data`` has the messages of some that do not offer the usual one."""
+    """Each peer's messages of a round; ``data`` has those of peers that do not offer the usual one."""
     taken: dict[int, Collected] = {}
 
     def work(number: int, exchange: NetworkExchange) -> None:
@@ -162,7 +162,7 @@ def collected_by(
 
 
 def one_round(peers: Peers, a: NetworkExchange, b: NetworkExchange, round: int = 0) -> tuple[Collected, Collected]:
-    """What the honest ones take away from a round; it closes at its deadline if the attacker looks alive."""
+    """The honest peers' messages of a round; it closes at its deadline if the attacker looks alive."""
     of_a, of_b = collected_by(peers, (a, b), round)
     assert of_a.messages["b"] == peers.message("b", round)
     assert of_b.messages["a"] == peers.message("a", round)

@@ -88,7 +88,7 @@ class Seat:
 
 
 Malice = Callable[[Seat, str, float], None]
-"""What a member does to a waiting peer at a moment."""
+"""An action of a member on a waiting peer, at a time."""
 
 
 def play(honest: Sequence[Callable[[int], float]], bad: Sequence[Malice] = (), rounds: int = ROUNDS) -> list[Seat]:

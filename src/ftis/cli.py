@@ -448,6 +448,7 @@ def evaluate_model(
 
 
 DTYPES = ("bfloat16", "float16")
+"""The dtypes to which ``ftis export`` rounds float32 weights."""
 
 
 @app.command()

@@ -61,7 +61,7 @@ def join(
     if resume and resume != NEWEST:
         directory = peer_directory(loaded, peer)
         arm_name, swarm = choose_arm(loaded, peer, arm)
-        threads = read_run(directory).recipe.threads  # joining settles them, and the guard
+        threads = read_run(directory).recipe.threads  # joining settles threads and the guard
         require_same_recipe(directory, guarded(swarm).model_copy(update={"threads": threads}))
         go_back(directory, resume, (arm_name,), dry_run)
     if dry_run:

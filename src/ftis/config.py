@@ -205,7 +205,7 @@ class NetworkConfig(_Section):
     key: str | None = None
     """This peer's private key (``ftis keys new``)."""
     allow_other_code: bool = False
-    """Peers may have other reward and task modules than this one; all peers of a run set it alike."""
+    """Peers may have other reward, task and environment modules than this one; all peers set it alike."""
     tls_authority: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -213,7 +213,7 @@ class NetworkConfig(_Section):
     deadline: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a peer waits, once it has published, for peers that are present but slow."""
     patience: Annotated[float, Field(ge=1)] = 4.0
-    """A round waits for so many times the median delivery time, and for nobody longer."""
+    """With three peers or more a round waits for nobody beyond so many median delivery times."""
     start_seconds: Annotated[float, Field(ge=0)] = 60.0
     """Seconds that a peer waits, once, for peers that it has not seen yet."""
     quorum: Positive = 1

@@ -39,7 +39,7 @@ class Forward(Protocol):
     """Runs rows, each a prompt and its completion, through a model."""
 
     padding_cost: float
-    """What a padded place costs, in tokens."""
+    """The cost of a padded place, in tokens."""
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """A context for a forward pass and its backward pass, in which a checkpointed layer runs again."""

@@ -126,7 +126,7 @@ class Rollout:
 
     @property
     def drawn(self) -> Bools:
-        """Which of ``read_ids`` the completion's own tokens are."""
+        """A mask of ``read_ids``: True for the completion's own tokens."""
         at = [at for at, ids in self.observed for _ in ids]
         return np.insert(np.ones(len(self), dtype=bool), np.array(at, np.int64), False)
 
@@ -185,11 +185,11 @@ class Batch:
         return len(self.rollouts)
 
     def completion_ids(self, rows: Iterable[int]) -> list[Ints]:
-        """The completions of the given rollouts, with what an environment answered."""
+        """The completions of the given rollouts, with an environment's answers."""
         return [self.rollouts[row].read_ids for row in rows]
 
     def drawn(self, rows: Iterable[int]) -> list[Bools] | None:
-        """Which of ``completion_ids`` were sampled; None: all, in a run without environments."""
+        """Masks of ``completion_ids``: True for sampled tokens. None: all were, as without environments."""
         rollouts = [self.rollouts[row] for row in rows]
         return [rollout.drawn for rollout in rollouts] if any(rollout.observed for rollout in rollouts) else None
 

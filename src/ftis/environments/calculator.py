@@ -12,7 +12,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 class Calculator:
-    """Completes a turn that ends in ``=`` with the value of the expression before. Wants ``sampling.stop = ["="]``."""
+    """A tool that completes a turn behind ``=`` by its expression's value. It needs ``sampling.stop = ["="]``."""
 
     def reset(self, **row: object) -> None:
         return None

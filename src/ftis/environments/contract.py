@@ -42,12 +42,12 @@ class Transcript(NamedTuple):
     """An environment's part of an episode.
 
     Attributes:
-        told: the text that ``reset`` appends to the question.
+        observation: the text that ``reset`` appends to the question.
         answers: the messages that answer each turn, up to the first turn without any, which ends the episode.
         reward: after the last of these turns; None if the environment gives none.
     """
 
-    told: str
+    observation: str
     answers: list[list[Message]]
     reward: float | None
 
@@ -96,7 +96,7 @@ class Environment:
         parameters = inspect.signature(self.instance.reset).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             row = {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
-        told, answers = self._text("reset", self.instance.reset, **row) or "", []
+        observation, answers = self._text("reset", self.instance.reset, **row) or "", []
         for turn in turns:
             answers.append(self._answers(turn))
             if not answers[-1]:
@@ -106,32 +106,32 @@ class Environment:
             raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward!r:.80}; return a number")
         if reward is not None and not math.isfinite(reward):
             raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward}; return a finite number")
-        return Transcript(told, answers, reward if reward is None else float(reward))
+        return Transcript(observation, answers, reward if reward is None else float(reward))
 
     def _answers(self, text: str) -> list[Message]:
         if self.tools:
             return [self._use(call) for call in CALL.findall(text)]
-        told = self._text("reply", self.instance.reply, text)
-        return [] if told is None else [{"role": "user", "content": told}]
+        reply = self._text("reply", self.instance.reply, text)
+        return [] if reply is None else [{"role": "user", "content": reply}]
 
     def _use(self, call: str) -> Message:
         """Call a tool as the model asks. A mistake, the model's or the tool's, is text for the model."""
         name = ""
         try:
-            asked = json.loads(call)
-            name, arguments = str(asked["name"]), asked.get("arguments") or {}
+            request = json.loads(call)
+            name, arguments = str(request["name"]), request.get("arguments") or {}
             if name not in self.tools:
                 raise LookupError(f"there is no tool {name}")
-            told: Any = self.tools[name](**arguments)
+            result: Any = self.tools[name](**arguments)
         except Exception as error:  # the model's text and the user's code: anything may be wrong
-            told = {"error": f"{type(error).__name__}: {error}"}
-        return {"role": "tool", "name": name, "content": str(told)}
+            result = {"error": f"{type(error).__name__}: {error}"}
+        return {"role": "tool", "name": name, "content": str(result)}
 
     def _text(self, name: str, function: Callable[..., Any], *arguments: Any, **row: Any) -> str | None:
-        told = self._call(name, function, *arguments, **row)
-        if told is None or isinstance(told, str):
-            return told
-        raise EpisodeError(f"task.environment {self.path!r}: {name} returned {told!r:.80}; return text or None")
+        text = self._call(name, function, *arguments, **row)
+        if text is None or isinstance(text, str):
+            return text
+        raise EpisodeError(f"task.environment {self.path!r}: {name} returned {text!r:.80}; return text or None")
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **row: Any) -> Any:
         try:
@@ -179,7 +179,7 @@ def open_environment(path: str, apart: bool = True) -> Environment:
 
 
 def load() -> Judge:
-    """What the helper's process does: play the episodes of the environment that its arguments name."""
+    """The work of the helper's process: playing episodes of the environment that its arguments name."""
     sys.path += [place for place in sys.argv[3:] if place not in sys.path]
     environment = open_environment(sys.argv[2], apart=False)
 

@@ -8,7 +8,7 @@ NUMBER = re.compile(r"-?\d+")
 
 
 class Guess:
-    """Tells whether the answer, an integer, is greater (``+``) or less (``-``) than the last number of a turn."""
+    """A game that compares the answer, an integer, with a turn's last number: ``+`` if it is greater, ``-`` if less."""
 
     def reset(self, answer: str, **row: object) -> None:
         self.answer, self.solved = int(answer), False

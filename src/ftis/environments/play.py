@@ -20,7 +20,7 @@ from ftis.sampling import Decoding, Sampler
 from ftis.tasks.rendering import chat_text, is_chat, render_prompt
 
 MARK = "the model's turn"
-"""Stands for a turn while the text behind it is looked for in what a chat template writes."""
+"""A placeholder of a turn, behind which the chat template's text is found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,8 @@ class Player:
 
     def render(self, prompt: Prompt) -> Ints:
         """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools."""
-        told = replace(prompt, question=prompt.question + self.environment.play(prompt, ()).told)
-        return render_prompt(told, self.config, self.tokenizer, tools=list(self.environment.tools.values()))
+        begun = replace(prompt, question=prompt.question + self.environment.play(prompt, ()).observation)
+        return render_prompt(begun, self.config, self.tokenizer, tools=list(self.environment.tools.values()))
 
     def go_on(
         self,
@@ -81,18 +81,18 @@ class Player:
     ) -> list[tuple[Rollout, ...]]:
         """Draw the further turns. Rows that go on are drawn together, under a seed that follows from ``seed``."""
         rollouts = [rollout for group in groups for rollout in group]
-        asked = [i for i, group in enumerate(groups) for _ in group]
+        group_of = [i for i, group in enumerate(groups) for _ in group]
         going, turn = list(range(len(rollouts))), 0
         while going:
             left: dict[int, int] = {}
             for row in going:
-                played = self._played_again(prompts[asked[row]], rollouts[row])
+                played = self._played_again(prompts[group_of[row]], rollouts[row])
                 rollouts[row] = replace(rollouts[row], observed=played.observed)
                 left |= {row: played.left} if played.left else {}
             if not left:
                 break
             going, turn = list(left), turn + 1
-            rows = [np.concatenate([prompt_ids[asked[row]], rollouts[row].read_ids]) for row in going]
+            rows = [np.concatenate([prompt_ids[group_of[row]], rollouts[row].read_ids]) for row in going]
             of_turn = replace(decoding, max_completion_length=max(left.values()))
             seed_of_turn = int(np.random.SeedSequence((seed, turn)).generate_state(1)[0])
             drawn = sampler(policy, rows, 1, of_turn, seed_of_turn, batch_size)
@@ -135,9 +135,9 @@ class Player:
         """
         turns = self._turns(drawn)
         texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
-        whole = [int(turn[-1]) in self.end_ids for turn in turns]
-        ended = [end or holds(self.stop, text) for end, text in zip(whole, texts, strict=True)]
-        heard = self.environment.play(prompt, texts if all(ended) else texts[: ended.index(False)])
+        by_token = [int(turn[-1]) in self.end_ids for turn in turns]
+        ended = [end or holds(self.stop, text) for end, text in zip(by_token, texts, strict=True)]
+        transcript = self.environment.play(prompt, texts if all(ended) else texts[: ended.index(False)])
         observed: list[Observed] = []
         parts: list[str] = []
         at = used = left = 0
@@ -146,18 +146,18 @@ class Player:
             if used > self.most:
                 raise UnplayableError(f"the completion has more than {self.most} tokens with its environment's answers")
             parts.append(text)
-            answers = heard.answers[number] if number < len(heard.answers) else []
+            answers = transcript.answers[number] if number < len(transcript.answers) else []
             answered = "\n".join(answer["content"] for answer in answers)
-            ids = self._ids(answers, answered, inline=not whole[number]) if answers else None
+            ids = self._ids(answers, answered, inline=not by_token[number]) if answers else None
             if ids is None or number + 1 == self.most_turns or used + len(ids) >= self.most:
                 if number + 1 < len(turns):
                     raise UnplayableError(f"turn {number + 2} stands behind the episode's end")
                 break
             observed.append(Observed(at, ids))
-            parts.append(_quoted(answered) if whole[number] else answered)
+            parts.append(_quoted(answered) if by_token[number] else answered)
             used += len(ids)
             left = self.most - used
-        return Played(tuple(observed), "".join(parts), left, None if left else heard.reward)
+        return Played(tuple(observed), "".join(parts), left, None if left else transcript.reward)
 
     def _turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut behind each end token and each token that completes a stop string."""
@@ -177,10 +177,10 @@ class Player:
         return np.array(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
     def _behind_a_turn(self, answers: Sequence[dict[str, Any]]) -> str:
-        """What the chat template writes behind a turn's end token, up to the model's next turn."""
-        asked, turn = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
+        """The chat template's text behind a turn's end token, up to the model's next turn."""
+        question, turn = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
         config = self.config.model_copy(update={"prefill": ""})
-        text = chat_text([asked, turn, *answers], config, self.tokenizer, "an environment's answer")
+        text = chat_text([question, turn, *answers], config, self.tokenizer, "an environment's answer")
         _, found, behind = text.rpartition(MARK)
         if not found:
             raise TaskError("the chat template leaves out earlier turns, so a model cannot read them: take another")
@@ -233,8 +233,8 @@ def _require_tools(player: Player) -> None:
     if not is_chat(player.config, player.tokenizer):
         raise TaskError(f"{where} wants a chat template: take another model, or an environment with reply(text)")
     call = {"type": "function", "function": {"name": name, "arguments": {"x": "1"}}}
-    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    text = player.tokenizer.apply_chat_template(asked, tokenize=False, tools=list(player.environment.tools.values()))
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = player.tokenizer.apply_chat_template(messages, tokenize=False, tools=list(player.environment.tools.values()))
     written = CALL.findall(text.rpartition("?")[2])
     try:
         (read,) = map(json.loads, written)

@@ -15,9 +15,9 @@ from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Rollout, pad
 
 SHARES = STAKES / 4
-"""The part ε that is staked at each place, about the lies per place: 1/4, 1/16, ..., 1/4096."""
+"""The part ε that is staked at each place, about the share of places with a lie: 1/4, 1/16, ..., 1/4096."""
 ANYWHERE = 2**ID_BITS
-"""Stands for the token before, if a token counts wherever it stands."""
+"""The context of a token that counts wherever it stands."""
 MOST_KEYS = 2**14
 """The most keys with evidence at a time; those with the least evidence are forgotten first."""
 

@@ -141,10 +141,8 @@ class HonestyTest(Selection):
         sender.past.add_raised(raised)
         log_choices = self._log_choices(len(ratios.known_P))
         nats_N, gains_NU = sender.detector.add(ratios, log_choices)
-        ends_P, of_tokens_P = (
-            np.flatnonzero(np.diff(group_N, append=-1)),
-            sender.frequent.add(sent, group_N, log_choices),
-        )
+        ends_P = np.flatnonzero(np.diff(group_N, append=-1))
+        of_tokens_P = sender.frequent.add(sent, group_N, log_choices)
         by_tokens_P = of_tokens_P > nats_N[ends_P]
         nats_N[ends_P] = np.logaddexp(nats_N[ends_P], of_tokens_P)
         lengths, over_N = [len(rollout) for rollout in sent], nats_N - math.log(2) >= self.threshold
@@ -153,8 +151,8 @@ class HonestyTest(Selection):
             group = accused_P.argmax()
             first = int((over_N & (group_N == group)).argmax())
             sender.found, sender.found_after = round, sender.tokens + sum(lengths[: first + 1])
-            told_by = sender.frequent.gains(sent) if by_tokens_P[group] else gains_NU
-            sender.passages = telling_passages(rollouts, told_by)
+            gains = sender.frequent.gains(sent) if by_tokens_P[group] else gains_NU
+            sender.passages = telling_passages(rollouts, gains)
         sender.tokens += sum(lengths)
 
     def _log_choices(self, groups: int) -> float:

@@ -49,7 +49,7 @@ def staying() -> Iterator[None]:
     leave, process, thread = os._exit, os.getpid(), threading.get_ident()
 
     def refuse(status: int) -> NoReturn:
-        if (os.getpid(), threading.get_ident()) != (process, thread):  # of a child, or none of the user's
+        if (os.getpid(), threading.get_ident()) != (process, thread):  # in a child process, or another thread
             leave(status)
         raise SystemExit(status)
 

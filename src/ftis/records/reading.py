@@ -340,7 +340,7 @@ def _is_rollout(row: Mapping[str, Any]) -> bool:
     old, unit, n = row.get("old_logp"), row.get("unit"), len(row["completion_ids"])
     answers = row.get("observed")
     for answer in [] if answers is None else answers:
-        if answer is None or answer["ids"] is None or not 0 <= (-1 if answer["at"] is None else answer["at"]) <= n:
+        if answer is None or answer["ids"] is None or answer["at"] not in range(n + 1):
             return False
     if old is None:
         return True

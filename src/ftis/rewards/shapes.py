@@ -12,7 +12,7 @@ from ftis.rewards.grammar import LETTER, RELATION, inside, split
 from ftis.rewards.words import TEXT
 
 Question = tuple[Any, ...]
-"""What the helper decides: ``("equal", given, expected, digits)``, ``("reals", given, expected)``, all or any of more
+"""A question to the helper: ``("equal", given, expected, digits)``, ``("reals", given, expected)``, all or any of more
 questions: ``("all", …)``, ``("any", …)``."""
 NEVER: Question = ("any",)
 DIGITS = 6

@@ -294,7 +294,7 @@ def next_incarnation(counter: Path) -> int:
 
 
 def _file_of(task: TaskConfig) -> str:
-    """The name of the file of a task's training problems, or of the task if it is no file of one's own."""
+    """The name of the file with a task's training problems, or the task's name if there is none."""
     train = files(task)[0] if task.name == "jsonl" else Path(task.path or task.name)
     return train.name if train is not None else task.name
 

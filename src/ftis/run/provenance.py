@@ -112,7 +112,7 @@ def _digests(named: Iterable[str]) -> dict[str, str]:
     modules = {name.rpartition(".")[0] for name in named if "." in name} - {""}
     digests = {}
     for module in sorted(m for m in modules if m.partition(".")[0] not in ("ftis", "given")):
-        with contextlib.suppress(ModuleNotFoundError):  # a package on the way to it; a TRL script has its own rewards
+        with contextlib.suppress(ModuleNotFoundError):  # its package; a TRL script needs none of the recipe's rewards
             found = importlib.util.find_spec(module)
             if found is not None and found.origin is not None and Path(found.origin).is_file():
                 digests[module] = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()

@@ -139,7 +139,7 @@ class Trainer:
         if guard is None or guard.back_to is None or guard.back_to < 0:
             return
         if guard.back_to and guard.back_to not in saved_steps(self.records.directory):
-            guard.said.append(f"there is no checkpoint-{guard.back_to} any more, so the weights stay")
+            guard.remarks.append(f"there is no checkpoint-{guard.back_to} any more, so the weights stay")
             return
         checkpoint.hand_over(self.policy_of(guard.back_to), peer.policy)
         peer.sampler.weights_moved(peer.policy)
@@ -147,7 +147,7 @@ class Trainer:
 
     def report_guard(self, say: Say) -> None:
         """Report the guard's decisions in this round."""
-        for text in self.guard.said if self.guard else ():
+        for text in self.guard.remarks if self.guard else ():
             say(NetworkEvent("regret", text, self.peer.member.cursor.step))
 
     def is_saved(self, step: int) -> bool:

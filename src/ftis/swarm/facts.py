@@ -43,19 +43,20 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
     Peers may differ in the rest: model, trained parameters, optimiser, objective, device. A joined run has more facts:
-    the roster, the tokenizer if ids are exchanged, the digests of reward and task modules, the file of the problems.
+    the roster, the tokenizer if ids are exchanged, the digests of reward, task and environment modules, the problems'
+    file.
 
     Args:
         wire: the version of the message format that this peer writes and reads.
     """
-    training = recipe.training
+    training, environment = recipe.training, recipe.task.environment
+    of_episodes = {"environment": environment, "max_turns": recipe.sampling.max_turns} if environment else {}
     return {
         "name": recipe.name,
         "seed": recipe.seed,
         "task": recipe.task.name,
         "task_digest": task_digest,
-        **({"environment": recipe.task.environment} if recipe.task.environment else {}),
-        **({"max_turns": recipe.sampling.max_turns} if recipe.task.environment else {}),
+        **of_episodes,
         "prompt": recipe.prompt.model_dump(mode="json"),
         "reward": recipe.reward.model_dump(mode="json"),
         "mode": training.mode,
@@ -76,8 +77,8 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
 def run_id(facts: Mapping[str, Any]) -> str:
     """32 hex digits of the SHA-256 of the agreed facts as canonical JSON.
 
-    The name of the problems' file is not agreed on, as ``task_digest`` is. With ``allow_other_code`` the digests of
-    modules are not either.
+    It leaves out the name of the problems' file, which ``task_digest`` replaces, and with ``allow_other_code`` the
+    digests of modules.
     """
     free = {"problems", *(MODULES if facts.get("allow_other_code") is True else ())}
     return hashlib.sha256(canonical({key: facts[key] for key in facts.keys() - free})).hexdigest()[:32]

@@ -53,7 +53,7 @@ def foreign_limit(recipe: Recipe, own: str) -> ForeignLimit | None:
 
 
 def successes_only(recipe: Recipe, own: str) -> Selection | None:
-    """Drops others' rollouts with Â < 0, if ``training.foreign_failures`` is false.
+    """A selection that drops others' rollouts with Â < 0, if ``training.foreign_failures`` is false.
 
     A failure pushes its tokens away. Wrong answers after right reasoning in the learner's style push that reasoning
     away, though their sender reports nothing false.
@@ -67,10 +67,10 @@ def _successes(judged: Judged) -> Tensor:
 
 
 def by_length(recipe: Recipe, own: str) -> Selection | None:
-    """Counts others' shorter rollouts by their length, if ``training.foreign_failures`` is false.
+    """A selection that counts others' shorter rollouts by length, if ``training.foreign_failures`` is false.
 
     The share is min(1, |a_i|/l), with l the mean length of own successes (Â > 0). GRPO divides by |a_i|, so each token
-    of a short answer would count more. Right answers without reasoning then drive reasoning out before it pays.
+    of a short answer counts more. Without shares right answers without reasoning drive reasoning out before it pays.
     """
     guarded = recipe.training.foreign_failures is False and resolve(recipe.objective).reduction is sequence_mean
     return OfShares(_length_shares, "short") if guarded else None

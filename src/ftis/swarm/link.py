@@ -374,19 +374,18 @@ class NetworkExchange:
 
     def _hear_manifest(self, sample: zenoh.Sample) -> None:
         peer, round = _peer_and_round(str(sample.key_expr))
-        if peer == self.peer and self._is_alone and len(sample.payload) <= manifests.MAX_BYTES:
-            self._hear_of_itself(round, sample)
-            return
         seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
+        if peer == self.peer and self._is_alone and len(sample.payload) <= manifests.MAX_BYTES:
+            self._hear_of_itself(round, sample.payload.to_bytes(), seal)
+            return
         with self.changed:
             decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal, time.monotonic())
         self._tell()
         self._carry_out(decisions)
 
-    def _hear_of_itself(self, round: int, sample: zenoh.Sample) -> None:
-        """Say once that another process signs with this peer's key: the others take neither of two contradicting."""
-        seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
-        if self.outbox.is_signed_elsewhere(sample.payload.to_bytes(), seal):
+    def _hear_of_itself(self, round: int, document: bytes, seal: bytes) -> None:
+        """Say once that another process signs with this peer's key. The others refuse two offers that differ."""
+        if self.outbox.is_signed_elsewhere(document, seal):
             self._is_alone = False
             text = f"the key of {self.peer} signs at another place too: the others refuse what differs, so stop one"
             self._say(NetworkEvent("twice", text, round))

@@ -237,9 +237,7 @@ class Onlooker:
             notes = self._notes_on(run, parts[3])
             if notes is not None:
                 notes.name = notes.name or parts[2][:LONGEST_TEXT]
-                notes.facts = self._facts.setdefault(
-                    run, facts
-                )  # the same for all in all that counts: the run is its digest
+                notes.facts = self._facts.setdefault(run, facts)  # the run is a digest of all in them that counts
 
     def _notes_on(self, run: str, peer: str) -> _PeerNotes | None:
         """The notes about a peer; None for a wrong name, and if there are too many.

@@ -1,4 +1,4 @@
-"""How long a round waits for whom: decided by the times at which the others delivered. Pure, and each peer's own.
+"""The time that a round waits for each peer, by the others' delivery times. Pure, and each peer's own.
 
 Once more than half of the peers have delivered, at the time h, the rest have until ``h + (patience − 1) · m``. Here m
 is the median of all peers' delivery times since the end of the round before, and at least :data:`LEAST_SECONDS`. While
@@ -7,8 +7,8 @@ at most half have delivered nobody is late: if all are slow together, all are wa
 A late round costs a peer :data:`LATE` strikes, one in time takes one back. Beyond :data:`LATE` it is not waited for. So
 in the long run it is late, and waited for, in at most one of ``LATE + 1`` rounds.
 
-Peers need not agree. A round's messages need not be the same everywhere. Whoever waited longer than the others finds
-their next messages there at once: m is then small, and it catches up.
+Peers need not agree, since a round's messages need not be the same everywhere. A peer that waited longer than the
+others finds their next messages there at once. Then m is small, and it catches up.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Pace:
     ended: dict[int, tuple[float, frozenset[str]]] = field(default_factory=dict)
 
     def start(self, now: float, oldest: int) -> None:
-        """This peer has delivered, and waits. Rounds before ``oldest`` are forgotten."""
+        """Begin to wait, since this peer has delivered. Forget rounds before ``oldest``."""
         self.since, self.came, self.took = now, {}, {}
         self.heard = {place: at for place, at in self.heard.items() if place[1] >= oldest}
         self.ended = {round: end for round, end in self.ended.items() if round >= oldest}
 
     def delivered(self, peer: str, round: int, now: float) -> None:
-        """``peer`` has delivered for the awaited round."""
+        """Note that ``peer`` has delivered for the awaited round."""
         if peer not in self.came:
             lay = max(0.0, self.since - max(self.heard.get((peer, round), self.since), self.began))
             self.came[peer], self.took[peer] = now, now - self.began - lay
@@ -77,9 +77,10 @@ class Pace:
         return self.strikes.get(peer, 0) <= LATE
 
     def close(self, round: int, now: float, late: Collection[str], others: Collection[str]) -> Mapping[str, bool]:
-        """The round is over without ``late``, who were waited for. Whom of ``others`` is waited for again, or no more.
+        """End the round. Returns, for each peer for which that changed, whether it is waited for from now on.
 
         Args:
+            late: the peers that were waited for, and did not deliver.
             others: the peers that were not waited for, and did not deliver.
         """
         before = {peer: self.waits_for(peer) for peer in self.strikes}
@@ -92,7 +93,7 @@ class Pace:
         return self._changed(before)
 
     def came_later(self, peer: str, round: int) -> Mapping[str, bool]:
-        """The message of ``peer`` for a closed round is there. As of :meth:`close`."""
+        """Note that a message of ``peer`` for a closed round came. Returns the same as :meth:`close`."""
         before = {peer: self.waits_for(peer)}
         end, others = self.ended.get(round, (0.0, frozenset()))
         if peer in others and self.heard.get((peer, round), float("inf")) <= end:

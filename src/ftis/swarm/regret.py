@@ -1,7 +1,7 @@
 """No regret: a learner that got worse goes back, learns alone, and takes senders back one at a time.
 
-A fall of the learner's own reward (:mod:`ftis.swarm.falls`) is an alarm. Whoever lends the weights, as
-:class:`ftis.run.training.Trainer` does, then goes back to the best checkpoint::
+A fall of the learner's own reward (:mod:`ftis.swarm.falls`) is an alarm. :class:`ftis.run.training.Trainer` then goes
+back to the best checkpoint::
 
     together ──alarm──▶ alone ──its rounds pass──▶ probation of the first ──▶ … of the last ──▶ together
        ▲                  └─────── an alarm in any phase leads back to alone ──────┘                │
@@ -30,11 +30,11 @@ ALONE, PROBATION = 2, 3
 
 @dataclass
 class NoRegret(Selection):
-    """Watches the learner's reward on own groups, and decides whom it hears.
+    """A guard that watches the learner's reward on own groups, and decides whom the learner hears.
 
-    One alarm may have other causes than the senders. After it the learner has shown that it does not fall alone. A
-    sender is then harmful if the learner falls and has learned from that sender alone since the fall began. An alarm
-    with all of them doubles the rounds of a probation.
+    The first alarm may have other causes than the senders, so the learner then shows that it does not fall alone. From
+    then on a sender is harmful if the learner has learned from it alone since a fall began. An alarm while the learner
+    hears all doubles the rounds of a probation.
 
     Attributes:
         recipe: with exactly the peers of this swarm.
@@ -42,7 +42,7 @@ class NoRegret(Selection):
         phase: "together", "alone" or "probation".
         left: rounds of the phase that are left; without meaning in "together".
         queue: senders that wait for their probation, the one on probation first.
-        harmful: senders that made the learner worse, by name the step at which that was found.
+        harmful: by sender that made the learner worse, the step at which that was found.
         patience: rounds of a probation.
         alarms: their number.
         learned_from: the senders of each round since the last alarm.
@@ -50,7 +50,7 @@ class NoRegret(Selection):
         best, best_reward: the step of the checkpoint to go back to, and the mean reward of the rounds behind it.
         pending: a step whose checkpoint is kept until the rounds behind it show whether it is better; −1: none.
         back_to: after an alarm, the step to go back to; −1 if no checkpoint is better than the present.
-        said: sentences on this round's decisions.
+        remarks: sentences on this round's decisions.
     """
 
     recipe: Recipe
@@ -72,7 +72,7 @@ class NoRegret(Selection):
         self.test = FallTest(self.recipe.training.no_regret or 0.0, shortest_window(self.recipe.prompts_per_peer))
         self.patience = self.patience or PROBATION * self.window
         self.back_to: int | None = None
-        self.said: list[str] = []
+        self.remarks: list[str] = []
 
     @property
     def window(self) -> int:
@@ -111,7 +111,7 @@ class NoRegret(Selection):
             groups: the rewards of each own group.
             senders: whom the learner learns from in this round.
         """
-        self.back_to, self.said = None, []
+        self.back_to, self.remarks = None, []
         self.test.add(groups)
         self.rewards.append(float(np.mean([np.mean(group) for group in groups])))
         if self.best_reward is None:
@@ -151,18 +151,18 @@ class NoRegret(Selection):
         self.test.restart()
         self.learned_from, self.rewards = [], []
         place = f"{self.own} goes back to step {self.back_to}" if self.back_to >= 0 else f"{self.own} stays"
-        self.said.append(f"{fell}. {place} and learns alone for {self.left} rounds")
+        self.remarks.append(f"{fell}. {place} and learns alone for {self.left} rounds")
 
     def _next_phase(self, step: int) -> None:
         if self.phase == "probation":
             self.queue = self.queue[1:]
         if self.queue:
             self.phase, self.left = "probation", self.patience
-            self.said.append(f"round {step}: {self.queue[0]} is on probation for {self.left} rounds")
+            self.remarks.append(f"round {step}: {self.queue[0]} is on probation for {self.left} rounds")
         else:
             self.phase = "together"
             if self.others:
-                self.said.append(f"round {step}: {self.own} learns from {', '.join(self.others)} again")
+                self.remarks.append(f"round {step}: {self.own} learns from {', '.join(self.others)} again")
 
     def _compare(self, step: int) -> None:
         """Choose the checkpoint to go back to by the rounds behind it, since those before it may hide a fall."""
@@ -201,14 +201,14 @@ class NoRegret(Selection):
         vars(self).update(saved)
 
 
-UNKEPT = ("recipe", "own", "name", "test", "back_to", "said")
+UNKEPT = ("recipe", "own", "name", "test", "back_to", "remarks")
 
 
 def no_regret(recipe: Recipe, own: str) -> NoRegret | None:
     """The guard that ``training.no_regret`` sets; None if it is off, or there is nobody to learn from.
 
     Raises:
-        RecipeError: ``training.resample`` leaves a choice of the groups, whose rewards do not compare.
+        RecipeError: ``training.resample`` chooses groups by their rewards, which then do not compare.
     """
     if not recipe.training.no_regret or len(recipe.peers) == 1:
         return None

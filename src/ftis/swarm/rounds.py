@@ -10,9 +10,9 @@ clock) included; every call returns the decisions that the transport then carrie
     fetched, corrupt           contents came, or junk
 
 A round closes when every peer that takes part has delivered, when those that have not are gone, when they take too long
-beside the others (:mod:`ftis.swarm.pace`), or at the deadline. It
-closes against the roster, never against the peers that happen to be visible: below the quorum it follows the recipe's
-``below_quorum``, loudly. A transport with threads holds one lock around all calls; :mod:`ftis.swarm.link` is one.
+beside the others (:mod:`ftis.swarm.pace`), or at the deadline. It closes against the roster, never against the peers
+that happen to be visible: below the quorum it follows the recipe's ``below_quorum``, loudly. A transport with threads
+holds one lock around all calls; :mod:`ftis.swarm.link` is one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ MAX_COMINGS = 8
 """How often in one round it is said that a peer came or went."""
 MOST_NAMES = 8
 """Peers that a sentence names; it counts the others."""
-TOLD_ONCE = {
+NOTICES = {
     Reason.FORGED: "an offer in the name of {peer} was not signed by its key and is refused",
     Reason.EQUIVOCATION: "{peer} signed {detail}: neither counts, and it should run in one place only",
 }
+"""Sentences on refused offers, each said once for a peer."""
 MAX_TOKENS = 64
 """Signs of presence kept per peer. They are not signed, so anybody may declare more."""
 
@@ -124,7 +125,7 @@ class Rounds:
         self._noticed = self._asked = 0.0
         self._rejections: list[Rejection] = []
         self._rejected: Counter[tuple[str, Reason]] = Counter()
-        self._told: set[tuple[str, Reason]] = set()
+        self._notified: set[tuple[str, Reason]] = set()
         self._changes: list[tuple[str, bool]] = []
         self._waited: dict[str, float] = {}
         self._mismatches: dict[str, Mismatch] = {}
@@ -280,10 +281,10 @@ class Rounds:
         if refusal.round is not None:
             self._others[peer].refused.add(refusal.round)
         self._reject(peer, refusal.reason, refusal.detail)
-        text = TOLD_ONCE.get(refusal.reason)
-        if text is None or (peer, refusal.reason) in self._told:
+        text = NOTICES.get(refusal.reason)
+        if text is None or (peer, refusal.reason) in self._notified:
             return []
-        self._told.add((peer, refusal.reason))
+        self._notified.add((peer, refusal.reason))
         return [self._notice(str(refusal.reason), text.format(peer=peer, detail=refusal.detail))]
 
     def _reject(self, peer: str, reason: Reason, detail: str) -> None:
@@ -422,7 +423,7 @@ class Rounds:
             text = f"round {round + 1}: below the quorum without {', '.join(aside)}, set aside"
             decisions.append(self._notice("aside", text))
         if expected:
-            text = f"round {round + 1}: closed {self._in_time_for(expected, now)} without {', '.join(expected)}"
+            text = f"round {round + 1}: closed {self._reason(expected, now)} without {', '.join(expected)}"
             decisions.append(self._notice("deadline", text))
         self._end_of_round(now, [name for name in expected if self._others[name].met], decisions)
         return []
@@ -432,7 +433,7 @@ class Rounds:
         met = [other for other in expected if self._others[other].met]
         return name in met and now > self._pace.end(name, len(met))
 
-    def _in_time_for(self, late: Collection[str], now: float) -> str:
+    def _reason(self, late: Collection[str], now: float) -> str:
         """The reason to close a round without these."""
         if now - self._awaited.since > self.settings.deadline:
             return "at its deadline"
@@ -511,8 +512,8 @@ class Rounds:
         return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections, waited)
 
     def _in_words(self, names: Collection[str]) -> str:
-        said = [f"{name} ({self._state(name)})" for name in names]
-        return ", ".join(said[:MOST_NAMES]) + f" and {len(said) - MOST_NAMES} more" * (len(said) > MOST_NAMES)
+        each = [f"{name} ({self._state(name)})" for name in names]
+        return ", ".join(each[:MOST_NAMES]) + f" and {len(each) - MOST_NAMES} more" * (len(each) > MOST_NAMES)
 
     def _about(self, names: Collection[str], now: float) -> str:
         """The time without a sign of some peers, and the remedy; empty if all are present."""

@@ -97,7 +97,7 @@ def ways_in(settings: NetworkConfig) -> list[str]:
 def address() -> str:
     """This machine's address on its way to the internet; nothing is sent for it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # of documentations
+        probe.connect(("192.0.2.1", 9))  # reserved for documentation
         return str(probe.getsockname()[0])
     return "ADDRESS"
 

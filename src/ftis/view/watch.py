@@ -187,7 +187,7 @@ class Connection(H11Protocol):
         self.since = self.loop.time()
         there = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
         if len(there) > MOST_CONNECTIONS:
-            # Whoever does not read what was sent would keep close() waiting.
+            # close() would wait for a client that does not read.
             min(there, key=lambda one: (one is self, one.is_answering, one.since)).transport.abort()
         self.loop.call_later(HEADER_SECONDS, self.close_idle, None)
 
