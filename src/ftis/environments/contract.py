@@ -85,7 +85,7 @@ class Environment:
         if found is None:
             raise EpisodeError(
                 f"task.environment {self.path!r} did not answer within its limits of time and memory, in item "
-                f"{prompt.item}: give it limits of its own"
+                f"{prompt.item}: let it answer or end the episode sooner"
             )
         if "error" in found:
             raise EpisodeError(found["error"])
@@ -159,7 +159,7 @@ def open_environment(path: str, apart: bool = True) -> Environment:
         instance = made()
     except Exception as error:
         raise RecipeError(
-            f"{where}: making one raised {type(error).__name__}: {error}; it is made without arguments"
+            f"{where}: making one raised {type(error).__name__}: {error}; let it be made without arguments"
         ) from error
     if not callable(getattr(instance, "reset", None)):
         raise RecipeError(f"{where}: has no method reset(**row); see docs/environments.md")

@@ -387,7 +387,7 @@ class NetworkExchange:
         """Say once that another process signs with this peer's key. The others refuse two offers that differ."""
         if self.outbox.is_signed_elsewhere(document, seal):
             self._is_alone = False
-            text = f"the key of {self.peer} signs at another place too: the others refuse what differs, so stop one"
+            text = f"the key of {self.peer} signs at another place too: stop one, since the others refuse what differs"
             self._say(NetworkEvent("twice", text, round))
 
     def _compare_facts(self) -> None:
@@ -411,7 +411,7 @@ class NetworkExchange:
         elif peer not in self._code_of:
             self._code_of.add(peer)
             if code := other_code(self.facts, theirs):
-                text = f"{peer} has other code, as network.allow_other_code has it ({code})"
+                text = f"{peer} has other code, as network.allow_other_code permits ({code})"
                 self._say(NetworkEvent("code", text, self.status.get("round", 0)))
         return False
 

@@ -29,7 +29,7 @@ from ftis.swarm.facts import ExchangeError, Mismatch
 from ftis.swarm.manifest import Manifest
 from ftis.swarm.offers import OfferCheck, Refusal
 from ftis.swarm.others import Other
-from ftis.swarm.pace import LATE, Pace
+from ftis.swarm.pace import Pace
 
 GRACE_SECONDS = 1.0
 """How long a peer whose presence ended is still waited for: a link that broke may be back at once."""
@@ -437,7 +437,7 @@ class Rounds:
         """The reason to close a round without these."""
         if now - self._awaited.since > self.settings.deadline:
             return "at its deadline"
-        return f"after {now - self._pace.began:.1f} s, {self._pace.median(len(late)) or 0:.1f} s being the median,"
+        return f"after {now - self._pace.began:.1f} s (median {self._pace.median(len(late)) or 0:.1f} s)"
 
     def _end_of_round(self, now: float, late: Collection[str], decisions: list[Decision]) -> None:
         """Note who was late, and name those that are waited for no longer or again."""
@@ -446,7 +446,7 @@ class Rounds:
         changes = [*self._changes, *self._pace.close(round, now, late, others).items()]
         self._changes.clear()
         for name, again in changes:
-            how = f"waited for again, after {LATE} rounds in time" if again else "not waited for any longer: often late"
+            how = "waited for again, after rounds in time" if again else "not waited for any longer: often late"
             decisions.append(self._notice("pace", f"round {round + 1}: {name} is {how}"))
 
     def _has_left_behind(self, other: Other) -> bool:
