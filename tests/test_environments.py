@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -21,19 +22,23 @@ from run_files import differences, records_of
 from test_prompting import CHATML
 from torch import Tensor
 from toys_of_turns import Echo
+from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
 from ftis.admission import Admission, Admitter, Reason
 from ftis.config import PromptConfig, RecipeError
+from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import Calculator, calculated
 from ftis.environments.contract import open_environment
-from ftis.environments.play import Player, _require_tools
+from ftis.environments.play import MARK, Player, _require_tools
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
+from ftis.run.assembly import assemble
 from ftis.run.provenance import agreed_modules
 from ftis.run.runs import run as train
+from ftis.sampling import Decoding
 from ftis.seams import GIVEN
 from recipes import recipe_of, write_recipe
 
@@ -155,12 +160,64 @@ def test_whatever_was_drawn_is_played_within_limits_or_refused(which: int, text:
         assert [ids.tolist() for _, ids in before] == [ids.tolist() for place, ids in found.observed if place <= at]
 
 
+def test_what_an_episode_costs_grows_with_its_tokens_whatever_they_are() -> None:
+    def read_and_written(path: str, text: str, n: int) -> int:
+        """Ids that are detokenised, and characters that are tokenised."""
+        play, costs = player(path, ("=",), most=n), [0]
+        drawn = ids_of(play, text)[:n]
+
+        def text_of(ids: Sequence[int]) -> str:
+            costs.append(len(ids))
+            return play.detokenize(ids)
+
+        def tokens_of(text: str, **options: Any) -> Any:
+            costs.append(len(text))
+            return play.tokenizer(text, **options)
+
+        with contextlib.suppress(UnplayableError):
+            dataclasses.replace(play, detokenize=text_of, tokenizer=tokens_of)(ASKED, drawn)
+        return sum(costs)
+
+    assert read_and_written("calculator", "=" * 800, 800) < 3 * read_and_written("calculator", "=" * 400, 400)
+    assert read_and_written("toys_of_turns.Flood", "1=", 24) < 10_000
+
+
+def test_an_answer_that_is_too_long_to_read_ends_the_episode() -> None:
+    echo = open_environment("toys_of_turns.Echo")
+    assert echo.play(ASKED, ["5", "6"], 1).answers == [[]]
+    assert [len(turn) for turn in echo.play(ASKED, ["5", "6"], 2).answers] == [1, 1]
+    found = player("toys_of_turns.Flood")(ASKED, ids_of(PLAYERS[0], "1<eos>"))
+    assert (found.observed, found.left) == ((), 0)
+    assert len(only(admitted(player("toys_of_turns.Flood"), "0$", "1$")).detail) < 1000
+
+
+def test_no_turn_is_drawn_beyond_a_models_positions(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+    tokenizer, most = make_tokenizer(), 24
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=most + 4, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy, play = tiny_policy(model=tmp_path), player("calculator", ("=", "1", "+"), most)
+    sampler = open_sampler("transformers", policy)
+    ids, decoding = play.render(ASKED), Decoding(most, stop=play.stop)
+    assert len(ids) == 4
+    groups = sampler(policy, [ids] * 4, 4, decoding, 0)
+    lengths = [
+        len(of.read_ids)
+        for group in play.go_on(groups, [ASKED] * 4, [ids] * 4, sampler, policy, decoding, 0)
+        for of in group
+    ]
+    assert most / 2 < max(lengths) <= most
+
+
 def test_a_chat_template_writes_the_answer_and_opens_the_models_next_turn() -> None:
     play = player("toys_of_turns.Echo", template=CHATML, most=200)
     found = play(ASKED, ids_of(play, "5<|im_end|>"))
     (answer,) = found.observed
     assert play.tokenizer.decode(answer.ids) == "\n<|im_start|>user\n5!<|im_end|>\n<|im_start|>assistant\n"
     assert play(ASKED, ids_of(play, "5<eos>")).observed[0].ids.tolist() == answer.ids.tolist()  # the turn has its end
+    (echoed,) = play(ASKED, ids_of(play, f"{MARK}<|im_end|>")).observed
+    assert play.tokenizer.decode(echoed.ids) == f"\n<|im_start|>user\n{MARK}!<|im_end|>\n<|im_start|>assistant\n"
 
 
 CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + CHATML.replace(
@@ -324,6 +381,19 @@ def test_peers_compare_the_module_of_an_environment() -> None:
     with_one = recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})
     (name,) = agreed_modules(recipe.model_copy(update={"task": with_one}))["task_modules"]
     assert name == "toys_of_turns"
+
+
+def test_a_peers_environment_ends_with_it(tmp_path: Path, models: dict[str, Path]) -> None:
+    task = {"validation_size": 4, "environment": "guess"}
+    recipe = load(write_recipe(tmp_path, {"a": {"model": models["a"]}}, task=task))
+    trainer = assemble(recipe, "a", tmp_path)
+    episodes = trainer.splits[0].episodes
+    assert isinstance(episodes, Player)
+    assert episodes.environment.helper is not None
+    process = episodes.environment.helper._process  # prompts were rendered
+    assert process is not None
+    trainer.close()
+    assert process.poll() is not None
 
 
 def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,3 +60,12 @@ class Endless(Echo):
     def reply(self, text: str) -> str | None:
         while True:
             pass
+
+
+class Flood(Echo):
+    """Answers with more than any completion has room for, or with an error as long."""
+
+    def reply(self, text: str) -> str | None:
+        if text == "0":
+            raise ValueError("x" * 10**5)
+        return "x" * 10**5

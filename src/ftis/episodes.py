@@ -46,3 +46,7 @@ class Episodes(Protocol):
             EpisodeError: the environment raised, or answers otherwise than when the completion was drawn.
         """
         ...
+
+    def close(self) -> None:
+        """Release what the environment holds; it may be played again afterwards."""
+        ...

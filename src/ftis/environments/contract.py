@@ -72,16 +72,19 @@ class Environment:
         """Whether it gives the reward itself, so that no reward function is asked."""
         return hasattr(self.instance, "get_reward")
 
-    def play(self, prompt: Prompt, turns: Sequence[str]) -> Transcript:
+    def play(self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize) -> Transcript:
         """Play an episode from its beginning: the texts of the model's turns.
+
+        Args:
+            most: the most characters of the answers to a turn; longer ones end the episode.
 
         Raises:
             EpisodeError: a method raised, returned something else, or took too long.
         """
         row = {**prompt.columns, "question": prompt.question, "answer": prompt.answer}
         if self.helper is None:
-            return self.play_here(row, turns)
-        found = self.helper.ask({"row": row, "turns": list(turns)})
+            return self.play_here(row, turns, most)
+        found = self.helper.ask({"row": row, "turns": list(turns), "most": most})
         if found is None:
             raise EpisodeError(
                 f"task.environment {self.path!r} did not answer within its limits of time and memory, in item "
@@ -91,14 +94,15 @@ class Environment:
             raise EpisodeError(found["error"])
         return Transcript(*found["played"])
 
-    def play_here(self, row: Mapping[str, Any], turns: Sequence[str]) -> Transcript:
+    def play_here(self, row: Mapping[str, Any], turns: Sequence[str], most: int) -> Transcript:
         """:meth:`play` in this process."""
         parameters = inspect.signature(self.instance.reset).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             row = {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
         observation, answers = self._text("reset", self.instance.reset, **row) or "", []
         for turn in turns:
-            answers.append(self._answers(turn))
+            found = self._answers(turn)
+            answers.append(found if sum(len(one["content"]) for one in found) <= most else [])
             if not answers[-1]:
                 break
         reward = self._call("get_reward", self.instance.get_reward) if self.owns_reward else None
@@ -139,7 +143,7 @@ class Environment:
         except Exception as error:  # the user's code may raise anything
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise EpisodeError(
-                f"task.environment {self.path!r}: {name} raised {type(error).__name__}: {error} "
+                f"task.environment {self.path!r}: {name} raised {type(error).__name__}: {error!s:.300} "
                 f"({place.filename}, line {place.lineno}); correct it there"
             ) from error
 
@@ -185,7 +189,7 @@ def load() -> Judge:
 
     def played(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"played": environment.play_here(request["row"], request["turns"])}
+            return {"played": environment.play_here(request["row"], request["turns"], request["most"])}
         except EpisodeError as error:
             return {"error": str(error)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ftis.config import PromptConfig, Recipe, TaskConfig
 from ftis.engines.stops import cut_at, holds, stopped_at
 from ftis.environments.contract import CALL, Environment, open_environment
 from ftis.episodes import EpisodeError, UnplayableError
-from ftis.policy import Policy
+from ftis.policy import Policy, positions_of
 from ftis.prompts import TaskError
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
 from ftis.sampling import Decoding, Sampler
@@ -21,6 +21,8 @@ from ftis.tasks.rendering import chat_text, is_chat, render_prompt
 
 MARK = "the model's turn"
 """A placeholder of a turn, behind which the chat template's text is found."""
+LETTERS = 64
+"""A longer answer, in characters for each token of a completion, is one without room. Its tokens are not counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +94,14 @@ class Player:
             if not left:
                 break
             going, turn = list(left), turn + 1
-            rows = [np.concatenate([prompt_ids[group_of[row]], rollouts[row].read_ids]) for row in going]
-            of_turn = replace(decoding, max_completion_length=max(left.values()))
-            seed_of_turn = int(np.random.SeedSequence((seed, turn)).generate_state(1)[0])
-            drawn = sampler(policy, rows, 1, of_turn, seed_of_turn, batch_size)
-            for row, (more,) in zip(going, drawn, strict=True):
-                rollouts[row] = _longer(rollouts[row], more, left[row])
+            read = {row: np.concatenate([prompt_ids[group_of[row]], rollouts[row].read_ids]) for row in going}
+            for part, together in enumerate(_within(positions_of(policy.model.config), read, left)):
+                of_turn = replace(decoding, max_completion_length=max(left[row] for row in together))
+                entropy = (seed, turn, part) if part else (seed, turn)
+                seed_of_turn = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+                drawn = sampler(policy, [read[row] for row in together], 1, of_turn, seed_of_turn, batch_size)
+                for row, (more,) in zip(together, drawn, strict=True):
+                    rollouts[row] = _longer(rollouts[row], more, left[row])
         found = iter(rollouts)
         return [tuple(next(found) for _ in group) for group in groups]
 
@@ -109,6 +113,11 @@ class Player:
         rollouts = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
         rewards = tuple(episode.reward for episode in episodes if episode.reward is not None)
         return replace(group, rollouts=tuple(rollouts)), tuple(episode.text for episode in episodes), rewards
+
+    def close(self) -> None:
+        """End the environment's process."""
+        if self.environment.helper is not None:
+            self.environment.helper.stop()
 
     def _played_again(self, prompt: Prompt, rollout: Rollout) -> Played:
         """Play a rollout's drawn tokens, and compare the answers with those that it has from before, if any."""
@@ -134,10 +143,13 @@ class Player:
             UnplayableError: a token stands behind the episode's end, or the episode is longer than a completion may be.
         """
         turns = self._turns(drawn)
+        if len(turns) > self.most_turns:
+            raise UnplayableError(f"turn {self.most_turns + 1} stands behind the episode's end")
         texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
         by_token = [int(turn[-1]) in self.end_ids for turn in turns]
         ended = [end or holds(self.stop, text) for end, text in zip(by_token, texts, strict=True)]
-        transcript = self.environment.play(prompt, texts if all(ended) else texts[: ended.index(False)])
+        played = texts if all(ended) else texts[: ended.index(False)]
+        transcript = self.environment.play(prompt, played, LETTERS * self.most)
         observed: list[Observed] = []
         parts: list[str] = []
         at = used = left = 0
@@ -160,11 +172,14 @@ class Player:
         return Played(tuple(observed), "".join(parts), left, None if left else transcript.reward)
 
     def _turns(self, drawn: Ints) -> list[Ints]:
-        """The drawn tokens, cut behind each end token and each token that completes a stop string."""
+        """The drawn tokens, cut behind each end token and each token that completes a stop string.
+
+        At most one turn more than an episode may have: cutting takes time.
+        """
         ends = np.flatnonzero(np.isin(drawn, list(self.end_ids))) + 1
         turns: list[Ints] = []
         for part in np.split(drawn, ends):
-            while len(part):
+            while len(part) and len(turns) <= self.most_turns:
                 n = stopped_at(self.stop, part.tolist(), self.detokenize) if self.stop else len(part)
                 turns.append(part[:n])
                 part = part[n:]
@@ -181,11 +196,18 @@ class Player:
         question, turn = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
         config = self.config.model_copy(update={"prefill": ""})
         text = chat_text([question, turn, *answers], config, self.tokenizer, "an environment's answer")
-        _, found, behind = text.rpartition(MARK)
+        _, found, behind = text.partition(MARK)  # the first: an answer may hold these words too
         if not found:
             raise TaskError("the chat template leaves out earlier turns, so a model cannot read them: take another")
         ends = sorted((self.tokenizer.decode([end]) for end in self.end_ids), key=len, reverse=True)
         return next((behind[len(end) :] for end in ends if behind.startswith(end)), behind)
+
+
+def _within(positions: int | None, read: Mapping[int, Ints], left: Mapping[int, int]) -> list[list[int]]:
+    """The rows that are drawn together: all, or those with as many tokens left if all would pass the positions."""
+    if positions is None or max(map(len, read.values())) + max(left.values()) <= positions:
+        return [list(left)]
+    return [[row for row in left if left[row] == most] for most in sorted(set(left.values()))]
 
 
 def _quoted(text: str) -> str:

@@ -235,10 +235,15 @@ class Trainer:
         self.records.sync()
         limit = training.save_total_limit
         checkpoint.save(place, peer.policy, peer.member.cursor, limit, states, best, pinned | between)
-        for step in between - pinned - {peer.member.cursor.step}:  # the guard needed them until this one was whole
+        for step in (
+            between - pinned - {peer.member.cursor.step}
+        ):  # the guard needed them until this one was whole
             checkpoint.delete(checkpoint_path(place, step))
 
     def close(self) -> None:
-        """Release the sampler and the trackers."""
+        """Release the sampler, the environments and the trackers."""
         self.peer.sampler.close()
+        for split in self.splits:
+            if split.episodes is not None:
+                split.episodes.close()
         self.records.close()
