@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from conftest import TinyPolicy
 from run_files import differences, records_of, weights
 
-from ftis.config import RecipeError
+from ftis.config import PeerConfig, RecipeError
+from ftis.engines.models import require_precision
+from ftis.policy import ModelError
 from ftis.recipe.parsing import load
 from ftis.records.events import Event, NetworkEvent
 from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
-from ftis.run.assembly import assemble
+from ftis.run.assembly import assemble, second
 from ftis.run.together import in_turns
 from ftis.run.training import Trainer
 from ftis.swarm.regret import ALONE, PROBATION, NoRegret, no_regret
-from recipes import recipe_of
+from recipes import recipe_of, write_recipe
 
 GROUPS, WINDOW = 12, 4
 ALONE_ROUNDS, PROBATION_ROUNDS = ALONE * WINDOW, PROBATION * WINDOW
@@ -180,6 +183,31 @@ def test_without_a_better_checkpoint_it_stays() -> None:
     pair.alarm(harm=["bob"])
     assert pair.guard.back_to == -1
     assert pair.guard.pinned == {pair.step}  # so that the decision outlives a kill
+
+
+def test_weights_to_go_back_to_load_where_the_device_is_full(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    config = PeerConfig(name="a", model="none", train="lora", frozen_dtype="bfloat16", optim="paged_adamw_8bit")
+    beside = second(config, policy)  # policy stands for one whose GPU resolves dtype = "auto" to bfloat16
+    assert (beside.device, beside.optim) == ("cpu", "adamw_8bit")
+    require_precision(beside.model_copy(update={"optim": "adamw"}))
+    with pytest.raises(ModelError):
+        require_precision(config.model_copy(update={"device": "cpu", "optim": "adamw"}))
+
+
+def test_the_best_checkpoint_stays_though_the_guard_needs_it_no_longer(tmp_path: Path, models: dict[str, Path]) -> None:
+    training = {"no_regret": 0.1, "load_best_model_at_end": True, "eval_every": 1, "save_every": 10}
+    peers = {name: {"model": models[name]} for name in "ab"}
+    trainer = assemble(load(write_recipe(tmp_path, peers, training=training)), "a", tmp_path)
+    assert trainer.guard is not None
+    for step, accuracy in ((3, 0.9), (4, 0.5), (6, 0.6)):
+        trainer.peer.member.cursor = replace(trainer.peer.member.cursor, step=step)
+        trainer.guard.pending = step
+        trainer.save()
+        row = {"step": step, "split": "validation", "accuracy": accuracy, "problems": 1, "mean_length": 1, "seconds": 1}
+        trainer.records.evaluation(row, [])
+    assert saved_steps(tmp_path) == [3, 6]
+    trainer.close()
 
 
 def test_a_restored_guard_decides_alike_at_every_round() -> None:

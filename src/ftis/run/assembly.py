@@ -120,8 +120,17 @@ def assemble(
     peer = Peer(member, policy, sampler, attack, reference)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     splits = EvalSplit.of(task, ood, scores, renders, players)
-    on_cpu = config.model_copy(update={"device": "cpu"})  # the device may have no room for a second policy
-    return Trainer(peer, splits, records, lambda step: loaded(recipe, on_cpu, directory, step)[0])
+    beside = second(config, policy)
+    return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, directory, step)[0])
+
+
+def second(config: PeerConfig, policy: Policy) -> PeerConfig:
+    """The settings of a second policy beside a peer's. It is on the CPU: the device may have no room for it.
+
+    A CPU resolves ``dtype = "auto"`` otherwise, and pages no moments.
+    """
+    dtype, optim = str(policy.compute_dtype).removeprefix("torch."), config.optim.removeprefix("paged_")
+    return config.model_copy(update={"device": "cpu", "dtype": dtype, "optim": optim})
 
 
 def loaded(

@@ -236,7 +236,7 @@ class Trainer:
         limit = training.save_total_limit
         checkpoint.save(place, peer.policy, peer.member.cursor, limit, states, best, pinned | between)
         for step in (
-            between - pinned - {peer.member.cursor.step}
+            between - pinned - {best, peer.member.cursor.step}
         ):  # the guard needed them until this one was whole
             checkpoint.delete(checkpoint_path(place, step))
 
