@@ -152,6 +152,7 @@ def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
     for round in reversed(range(500)):
         table.offers("b", round)
     assert sorted(table.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
+    assert len(table.rounds._pace.heard) == 4 * KEEP_ROUNDS
 
 
 def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_awaited() -> None:

@@ -255,9 +255,9 @@ class Rounds:
             detail = f"two different offers for round {round + 1}"
             return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
         other.newest = max(other.newest, round)
-        self._pace.heard.setdefault((peer, round), now)
         if self._is_news(other, offer, known):
             other.offers[round] = offer
+            self._pace.heard.setdefault((peer, round), now)
         return []
 
     def _is_news(self, other: Other, offer: Manifest, known: Manifest | None) -> bool:
@@ -270,6 +270,7 @@ class Rounds:
             if least == offer.round:
                 return False
             del other.offers[least]
+            self._pace.heard.pop((offer.peer, least), None)
         return True
 
     def _needed_after(self, other: Other, round: int) -> tuple[bool, bool, int]:
