@@ -22,7 +22,7 @@ from ftis.tasks.rendering import chat_text, is_chat, render_prompt
 MARK = "the model's turn"
 """A placeholder of a turn, behind which the chat template's text is found."""
 LETTERS = 64
-"""A longer answer, in characters for each token of a completion, is one without room. Its tokens are not counted."""
+"""The most characters of an answer, for each token of a completion. A longer one has no room, and is not tokenised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +204,7 @@ class Player:
 
 
 def _within(positions: int | None, read: Mapping[int, Ints], left: Mapping[int, int]) -> list[list[int]]:
-    """The rows that are drawn together: all, or those with as many tokens left if all would pass the positions."""
+    """Parts of the rows that are drawn together: all, or by tokens left if all together would pass the positions."""
     if positions is None or max(map(len, read.values())) + max(left.values()) <= positions:
         return [list(left)]
     return [[row for row in left if left[row] == most] for most in sorted(set(left.values()))]

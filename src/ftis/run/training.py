@@ -235,9 +235,8 @@ class Trainer:
         self.records.sync()
         limit = training.save_total_limit
         checkpoint.save(place, peer.policy, peer.member.cursor, limit, states, best, pinned | between)
-        for step in (
-            between - pinned - {best, peer.member.cursor.step}
-        ):  # the guard needed them until this one was whole
+        # The guard needed the others until this one was whole.
+        for step in between - pinned - {best, peer.member.cursor.step}:
             checkpoint.delete(checkpoint_path(place, step))
 
     def close(self) -> None:
