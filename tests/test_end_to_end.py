@@ -504,7 +504,7 @@ def test_a_full_disk_while_saving_loses_nothing(workplace: Path) -> None:
     arguments = ["train", "recipe.toml", "--set", "processes=inline"]
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
 
     failed = subprocess.run(command(*arguments), preexec_fn=limit, capture_output=True, text=True)
     assert failed.returncode == 1, failed.stdout

@@ -284,11 +284,12 @@ def test_the_largest_job_counts(tiny_model_dir: TinyModelDir, monkeypatch: pytes
 
 
 MEASURE = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 import torch
 from ftis.run.assembly import assemble
 from ftis.check.estimate import _shape
+from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import resident_bytes
 from ftis.check.memory import peak_memory
 from ftis.check.preflight import sample, seconds_to_learn
@@ -309,7 +310,7 @@ for _ in range(2):
     seconds_to_learn(trainer.peer, many.scored)
 lengths = [len(trainer.peer.member.prompt_ids[item]) for item in range(6)]
 longest = max(len(r) for group in many.own for r in group.rollouts)
-peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = peak_bytes(torch.device("cpu"))  # not ru_maxrss, which may hold that of the parent
 swarm = swarm.model_copy(update={"sampling": swarm.sampling.model_copy(update={"max_completion_length": longest})})
 print(json.dumps([peak_memory(swarm, peer, shape, lengths, program).peak, peak]))
 """
