@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def content(path: Path) -> dict[str, str]:
         parts: dict[str, list[Any]] = {}
         for row in rows:
             for key, value in row.items():
-                if not (key.startswith("time/") or key in ("step_time", "seconds", "time", "peak_memory")):
+                timed = key.startswith("time/") or key.endswith("/waited")
+                if not (timed or key in ("step_time", "seconds", "time", "peak_memory")):
                     parts.setdefault(key, []).append(value)
         return {key: digest(values) for key, values in parts.items()}
     if path.suffix == ".parquet":
@@ -102,6 +104,11 @@ def compare(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping
     return found
 
 
+def run_of(line: str) -> str:
+    """The run that a line of :func:`compare` is about."""
+    return line.partition("/")[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
@@ -125,7 +132,11 @@ def main() -> None:
     new = {key for name, parts in found["after"].items() for key in parts.keys() - found["before"].get(name, {}).keys()}
     parts = sum(map(len, found["before"].values()))
     print(f"{len(found['before'])} files, {parts} parts compared; new: {', '.join(sorted(new)) or 'nothing'}")
-    print("\n".join(differing[:50]) or "the same bits")
+    for run, lines in groupby(sorted(differing, key=run_of), run_of):
+        first, *more = lines
+        print("\n".join([first, *more[:24]]) + f"\n{run}: {len(more) - 24} more" * (len(more) > 24))
+    if not differing:
+        print("the same bits")
     sys.exit(bool(differing))
 
 
