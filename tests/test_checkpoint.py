@@ -24,11 +24,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ftis.config import FtisError
+from ftis.honesty.selection import HonestyTest
 from ftis.member import Cursor
 from ftis.policy import Policy
 from ftis.records.files import saved_steps
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
+from recipes import recipe_of
 
 TRAINS: dict[str, dict[str, Any]] = {
     "full": {"train": "full"},
@@ -366,6 +368,12 @@ def test_the_selections_states_come_back(tmp_path: Path, tiny_policy: TinyPolicy
     checkpoint.save(tmp_path, policy, Cursor(2), 2)
     found = [checkpoint.load(tmp_path, step, policy.config, policy.config.model)[2] for step in (1, 2)]
     assert found == [states, {}]
+
+
+def test_a_state_of_another_version_is_named_with_the_remedy() -> None:
+    of_before = HonestyTest(recipe_of("a", "b"))
+    with pytest.raises(CheckpointError, match="honesty.*finish the run with the version that began it"):
+        checkpoint.restore([of_before], {"honesty": {"b": {"detector": {}}}})
 
 
 def test_an_adapters_target_modules_are_written_sorted(tiny_policy: TinyPolicy, tmp_path: Path) -> None:

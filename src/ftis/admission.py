@@ -81,7 +81,7 @@ class Reason(StrEnum):
     TOKENS_AFTER_END = "tokens_after_end"
     """An end-of-sequence id before the last position, or tokens behind a stop string."""
     UNPLAYABLE = "unplayable"
-    """A completion that no episode of the environment has: it goes on behind its end, or stops before."""
+    """A completion that no episode of the environment has: it goes on behind its end, or stops between turns."""
     BAD_LOGP = "bad_logp"
     """NaN, above 0 or below :data:`~ftis.rollouts.MIN_LOGP`."""
 

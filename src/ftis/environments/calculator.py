@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from decimal import Decimal, Inexact, localcontext
 from fractions import Fraction
 
-EXPRESSION = re.compile(r"[-+*/().,\d ]{1,100}$")
+LONGEST = 100
+"""Characters of an expression."""
+EXPRESSION = re.compile(rf"[-+*/().,\d ]{{1,{LONGEST}}}$")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -32,11 +35,11 @@ def calculated(expression: str) -> str | None:
         value = _value(ast.parse(expression.strip().replace(",", ""), mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return f"{float(value):.12g}" if rest == 1 and value.denominator > 1 else str(value)
+    try:
+        with localcontext(prec=2 * LONGEST, traps=[Inexact]):
+            return f"{(Decimal(value.numerator) / value.denominator).normalize():f}"
+    except Inexact:
+        return str(value)
 
 
 def _value(node: ast.expr) -> Fraction:

@@ -157,10 +157,20 @@ def states_of(selections: Iterable[Selection]) -> dict[str, dict[str, Any]]:
 
 
 def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let each selection that has a state there go on from it."""
+    """Let each selection that has a state there go on from it.
+
+    Raises:
+        CheckpointError: the state is of another version.
+    """
     for selection in selections:
         if selection.name in states:
-            selection.restore(states[selection.name])
+            try:
+                selection.restore(states[selection.name])
+            except (KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"the checkpoint holds a state of {selection.name!r} that this version cannot read ({error!r}): "
+                    f"finish the run with the version that began it, or start it again with --overwrite"
+                ) from error
 
 
 @contextmanager
