@@ -35,11 +35,12 @@ def calculated(expression: str) -> str | None:
         value = _value(ast.parse(expression.strip().replace(",", ""), mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    try:
-        with localcontext(prec=2 * LONGEST, traps=[Inexact]):
+    with localcontext(prec=2 * LONGEST) as context:
+        context.traps[Inexact] = True
+        try:
             return f"{(Decimal(value.numerator) / value.denominator).normalize():f}"
-    except Inexact:
-        return str(value)
+        except Inexact:
+            return str(value)
 
 
 def _value(node: ast.expr) -> Fraction:
