@@ -356,13 +356,15 @@ def test_one_key_in_two_places_is_told_to_everybody_and_holds_nobody_up(life: in
     both_ready(*everybody)
     for exchange in everybody:
         heard(exchange, lambda rounds: len(rounds.live) == 2)
-    for round in range(2):
-        collected = collected_by(peers, everybody, round, {3: peers.message("b", round) + b"otherwise"})
-        assert all("eve" in one.messages for one in (collected[0], collected[1], collected[3]))
     expected = {("b", "twice")}
     if life == 1:
         expected |= {("b again", "twice"), ("a", "equivocation"), ("eve", "equivocation")}
-    until(lambda: expected == {(who, what) for who, what in said if what in ("twice", "equivocation")})
+    for round in range(10):  # in a round on a busy machine, one of the two offers may come when it is over
+        collected = collected_by(peers, everybody, round, {3: peers.message("b", round) + b"otherwise"})
+        assert all("eve" in one.messages for one in (collected[0], collected[1], collected[3]))
+        if round and expected == (found := {one for one in said if one[1] in ("twice", "equivocation")}):
+            break
+    assert found == expected
 
 
 def test_a_newcomer_meets_the_others_when_the_first_of_a_machine_was_killed(peers: Peers) -> None:
