@@ -187,7 +187,7 @@ class Display:
         notes = self._notes.setdefault(name, {})
         match event:
             case PeerStarted(step=step, slow=slow):
-                begun = f"goes on after round {step}" if step else "loaded; the first evaluation comes before round 1"
+                begun = f"goes on after round {step}" if step else "loaded"
                 self._line(f"{name}: {begun}")
                 if slow:
                     self._line(f"{name}: samples slowly, by {slow}: faster ways do not fit its model")
