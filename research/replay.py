@@ -36,6 +36,7 @@ from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
 from ftis.records.files import read_jsonl, saved_steps, write_json
 from ftis.records.plan import PROVENANCE, read_plan, read_provenance
+from ftis.records.reading import observed_in
 from ftis.records.writing import Records, read_rollouts, rollouts_path
 from ftis.rollouts import Batch, Group, Observed, Rollout, ScoredGroup, Sent, collate
 from ftis.run.assembly import assemble
@@ -174,7 +175,13 @@ class Recording:
 def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) -> ScoredGroup:
     round, item, source = key
     rollouts = tuple(
-        Rollout(row["completion_ids"], row["gen_logp"], row["unit"], _sent(row["sent"]), _observed(row.get("observed")))
+        Rollout(
+            row["completion_ids"],
+            row["gen_logp"],
+            row["unit"],
+            _sent(row["sent"]),
+            tuple(Observed(answer["at"], answer["ids"]) for answer in observed_in(row)),
+        )
         for row in rows
     )
     return ScoredGroup(
@@ -182,12 +189,6 @@ def _scored_group(key: tuple[int, int, str], rows: Sequence[Mapping[str, Any]]) 
         completions=tuple(row["completion"] for row in rows),
         rewards=tuple(row["reward"] for row in rows),
     )
-
-
-def _observed(answers: Sequence[Mapping[str, Any]] | None) -> tuple[Observed, ...]:
-    """An environment's answers, as they were recorded."""
-    answers = [] if answers is None else answers
-    return tuple(Observed(answer["at"], np.asarray(answer["ids"], np.int32)) for answer in answers)
 
 
 def _sent(came: Mapping[str, Any] | None) -> Sent | None:

@@ -115,7 +115,7 @@ def own_metrics(
         metrics["kl"] = float(update.diagnostics.ref_kl.mean())
     if any(rollout.observed for rollout in batch.rollouts):
         metrics["completions/mean_turns"] = float(np.mean([len(rollout.observed) + 1 for rollout in own]))
-        metrics["completions/mean_observed"] = float(np.mean([len(r.read_ids) - len(r) for r in own]))
+        metrics["completions/mean_observed"] = float(np.mean([sum(len(ids) for _, ids in r.observed) for r in own]))
     if len(judged.gap):  # sampler and learner must see one policy
         metrics["sampling/checked_logp_difference/mean"] = float(judged.gap.mean())
         metrics["sampling/checked_logp_difference/max"] = float(judged.gap.max())

@@ -333,13 +333,18 @@ class PeerRun:
         return None
 
 
+def observed_in(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """An environment's answers in a recorded rollout, each with ``at`` and ``ids``."""
+    answers = row.get("observed")
+    return [] if answers is None else list(answers)
+
+
 def _is_rollout(row: Mapping[str, Any]) -> bool:
     """Whether a row has the fields of every rollout, with arrays of matching lengths."""
     if any(row.get(key) is None for key in (*SHOWN[:6], "completion_ids", "gen_logp")):
         return False
     old, unit, n = row.get("old_logp"), row.get("unit"), len(row["completion_ids"])
-    answers = row.get("observed")
-    for answer in [] if answers is None else answers:
+    for answer in observed_in(row):
         if answer is None or answer["ids"] is None or answer["at"] not in range(n + 1):
             return False
     if old is None:

@@ -15,7 +15,7 @@ from ftis.check.formatting import counted, true_minus
 from ftis.config import cut
 from ftis.records.lines import RecordsError
 from ftis.records.pairs import ArmRounds
-from ftis.records.reading import ArmOfRun, PeerRun, Study
+from ftis.records.reading import ArmOfRun, PeerRun, Study, observed_in
 from ftis.view.exchanges import cap_of
 
 MOST_LEARNERS = 8
@@ -320,8 +320,7 @@ def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
     if tokenizer is not None:
         spelled = pieces(tokenizer, ids[:MAX_TOKENS])
         tokens = [_token_view(piece, ratio, cap) for piece, ratio in zip(spelled, ratios, strict=False)]
-        answers = row.get("observed")
-        for answer in reversed([] if answers is None else list(answers)):
+        for answer in reversed(observed_in(row)):
             if answer["at"] <= len(tokens):
                 text = tokenizer.decode([int(i) for i in answer["ids"]], skip_special_tokens=False)
                 tokens.insert(answer["at"], TokenView(cut(text, MAX_LETTERS), "observed", "the environment's"))
