@@ -26,6 +26,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
 from ftis.admission import Admission, Admitter, Reason
+from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import Calculator, calculated
@@ -396,6 +397,12 @@ def test_a_peers_environment_ends_with_it(tmp_path: Path, models: dict[str, Path
     assert process is not None
     trainer.close()
     assert process.poll() is not None
+
+
+def test_an_environments_reward_is_not_called_pass_at_1() -> None:
+    recipe = recipe_of("a", "b")
+    played = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "guess"})})
+    assert (accuracy_is(recipe), accuracy_is(played)) == (PASS_AT_1, "mean reward, greedy")
 
 
 def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from statistics import fmean
 
 from ftis.check.estimate import disk_of, too_much_for
 from ftis.check.formatting import counted, in_bytes, in_time
-from ftis.config import FtisError, PeerConfig, Recipe, RewardConfig, TrainingConfig
+from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.recipe.own_code import staying
-from ftis.rewards.scoring import load_scorer
+from ftis.rewards.scoring import is_built_in, load_scorer
 from ftis.run.experiments import SwarmJob
 from ftis.run.join import Ready
 from ftis.run.prepare import Checked
@@ -122,7 +122,7 @@ def about_reward(recipe: Recipe, task: Task) -> list[str]:
     reward that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another
     format. The built-in reward is checked problem by problem elsewhere.
     """
-    if recipe.reward.function == RewardConfig().function:
+    if is_built_in(recipe.reward):
         return []
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))
@@ -172,7 +172,7 @@ def _compared_as_text(arms: Sequence[Arm]) -> list[str]:
     """A line if numbers are read from completions, and compared with a file's answers letter by letter."""
     for recipe in (arm.recipe for arm in arms):
         as_text = recipe.reward.answer == "auto" and any(t.name == "jsonl" for t in (recipe.task, *recipe.ood))
-        if as_text and recipe.reward.extract == "last_number" and recipe.reward.function == RewardConfig().function:
+        if as_text and recipe.reward.extract == "last_number" and is_built_in(recipe.reward):
             return [
                 'reward.extract = "last_number" finds numbers, and answers of a jsonl task are compared as text, so '
                 '1,000 is not 1000: set reward.answer = "number"'

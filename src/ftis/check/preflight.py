@@ -22,7 +22,7 @@ from ftis.admission import Collected
 from ftis.check.advice import BELOW, Outcome, advice, easier_tasks, easy_formats
 from ftis.check.memory import checkpoint_bytes
 from ftis.check.plan import remarks
-from ftis.config import ArmConfig, Recipe, RewardConfig
+from ftis.config import ArmConfig, Recipe
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores, with_threads
 from ftis.measures import RoundExchange, has_ended
@@ -35,7 +35,7 @@ from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stoppe
 from ftis.records.files import write_json
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.parts import graded_in
-from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer
+from ftis.rewards.scoring import RewardError, is_graded, kind_of_answers, load_scorer
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.prepare import Checked
@@ -362,7 +362,7 @@ def _unfinished(peer: Peer, tried: Trial) -> int:
 def _right(peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
     """Completions with the right format and, whatever their format, with the right answer, by the built-in reward."""
     reward = peer.recipe.reward
-    if peer.recipe.task.environment or reward.function != RewardConfig().function:
+    if not is_graded(peer.recipe):
         return None, None
     found = [graded_in(peer.recipe, peer.member.task, g.group.item, text) for g in scored for text in g.completions]
     return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis.config import Recipe, RewardConfig, TrainingConfig
+from ftis.config import Recipe, TrainingConfig
 from ftis.recipe.arms import arms_of
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, read_run
+from ftis.rewards.scoring import is_graded
 
 
 def summarise(run: str | Path) -> dict[str, Any]:
@@ -44,8 +45,7 @@ PASS_AT_1 = "greedy pass@1"
 
 def accuracy_is(recipe: Recipe) -> str:
     """The name of a mean reward of greedy completions: pass@1 only if the built-in reward is 0 or 1."""
-    reward, built_in = recipe.reward, RewardConfig().function
-    binary = reward.function == built_in and reward.format_weight is None and not reward.partial_credit
+    binary = is_graded(recipe) and recipe.reward.format_weight is None and not recipe.reward.partial_credit
     return PASS_AT_1 if binary else "mean reward, greedy"
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ftis.config import Recipe, RewardConfig
+from ftis.config import Recipe
 from ftis.prompts import Task
 from ftis.rewards.answers import extract_answer, graded
-from ftis.rewards.scoring import kind_of_answers
+from ftis.rewards.scoring import is_graded, kind_of_answers
 
 ROUNDING = 1e-6
 
@@ -44,7 +44,7 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
     """
     rows = [row for row, source in enumerate(rollouts["source"]) if source == own]
     prompt, reward, weight = recipe.prompt, recipe.reward, recipe.reward.format_weight
-    if not rows or recipe.task.environment or reward.function != RewardConfig().function:
+    if not rows or not is_graded(recipe):
         return {}
     tags = (prompt.think_tag, prompt.answer_tag, reward.extract)
     formats = [extract_answer(prompt.prefill + rollouts["completion"][row], *tags) is not None for row in rows]

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ftis.admission import Score, ScoringError
-from ftis.config import FtisError, PromptConfig, RewardConfig
+from ftis.config import FtisError, PromptConfig, Recipe, RewardConfig
 from ftis.prompts import AnswerKind
 from ftis.rollouts import Ints, Prompt
 from ftis.seams import look_up
@@ -211,6 +211,16 @@ def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
 def kind_of_answers(reward: RewardConfig, tasks_own: AnswerKind) -> AnswerKind:
     """The recipe's way to compare answers, by default the task's own."""
     return tasks_own if reward.answer == "auto" else reward.answer
+
+
+def is_built_in(reward: RewardConfig) -> bool:
+    """Whether format and answer alone make the reward, and no function of the user's own."""
+    return reward.function == RewardConfig().function
+
+
+def is_graded(recipe: Recipe) -> bool:
+    """Whether a completion is one turn that the built-in reward scores, so that its format and answer are known."""
+    return recipe.task.environment is None and is_built_in(recipe.reward)
 
 
 def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer | WeightedScorer:

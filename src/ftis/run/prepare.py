@@ -20,7 +20,7 @@ from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError, run_directory
 from ftis.recipe.own_code import staying
 from ftis.rewards.answers import require_rewardable
-from ftis.rewards.scoring import RewardError, kind_of_answers, load_scorer, parts_of, require_columns
+from ftis.rewards.scoring import RewardError, is_built_in, kind_of_answers, load_scorer, parts_of, require_columns
 from ftis.run.assembly import check_names
 from ftis.run.prompting import look_at_prompts
 from ftis.schedule import assigned
@@ -107,8 +107,9 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
             f"task {config.name!r} has no problems to validate with: give it some, as evaluation needs them"
         )
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
-    if asked not in rewarded and not (config.environment and open_environment(config.environment).owns_reward):
-        for part in parts_of(score):
+    if asked not in rewarded:
+        owned = config.environment is not None and open_environment(config.environment, apart=False).owns_reward
+        for part in () if owned else parts_of(score):
             require_columns(part, task.validation[0], config.name)
             require_rewardable(part, task.train, f"task {config.name!r}, training problem")
             require_rewardable(part, task.validation, f"task {config.name!r}, validation problem")
@@ -126,7 +127,7 @@ def _check_scores(reward: RewardConfig, task: Task) -> None:
     kind = kind_of_answers(reward, task.answer_kind)
     for key, default in (("pass_mark", 1.0), ("partial_credit", False)):
         value = getattr(reward, key)
-        if kind != "reasoning_gym" and value != default and reward.function == RewardConfig().function:
+        if kind != "reasoning_gym" and value != default and is_built_in(reward):
             raise RewardError(
                 f"reward.{key} = {value}: answers of {task.name!r} are right or wrong and have no score; leave it out"
             )

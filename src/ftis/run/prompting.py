@@ -18,6 +18,7 @@ from ftis.models import starters
 from ftis.policy import own_ends, positions_of
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, RunError
+from ftis.rewards.scoring import is_built_in
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import excerpt
 from ftis.tasks.rendering import chat_text, conversation, is_chat, prompt_text, render_prompt
@@ -94,7 +95,7 @@ def _require_tags(model: str, recipe: Recipe, tokenizer: Any) -> None:
 
 
 def _asks_for_tags(reward: RewardConfig) -> bool:
-    return reward.extract == "tags" and reward.function == RewardConfig().function
+    return reward.extract == "tags" and is_built_in(reward)
 
 
 def require_fit(
