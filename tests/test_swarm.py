@@ -199,7 +199,8 @@ def test_ten_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]
 def test_edited_rewards_other_problems_and_a_killed_peer_are_explained_on_each_terminal(place: Path) -> None:
     rows = [json.dumps({"question": f"{a}+{b}", "answer": str((a + b) % 10)}) for a in range(9) for b in range(4)]
     recipe = re.sub(r"\[task\]\n(?:[^\[].*\n)*", "", (place / "recipe.toml").read_text())
-    recipe = recipe.replace("rounds = 4", "rounds = 40").replace("save_every = 2", "save_every = 40")
+    # The guard would save its best checkpoint within these rounds.
+    recipe = recipe.replace("rounds = 4", "rounds = 40\nno_regret = 0").replace("save_every = 2", "save_every = 40")
     recipe += '[task]\nname = "jsonl"\npath = "sums.jsonl"\nvalidation_size = 6\n'
     for name in "abc":  # each on a machine of its own
         (place / name).mkdir()
