@@ -12,12 +12,8 @@ from ftis.objectives import Objective
 from recipes import write_recipe
 
 REWARDS = """
-from os import environ
-
-
 def even_length(prompts, completions, completion_ids, **columns):
-    # A machine on which rewards cannot be earned, as where the tool that grades answers is broken.
-    return [float(len(ids) % 2 == 0 and "NOTHING_EARNED" not in environ) for ids in completion_ids]
+    return [float(len(ids) % 2 == 0) for ids in completion_ids]
 """
 
 

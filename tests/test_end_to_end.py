@@ -487,7 +487,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
         (["eval", "other"], 2, ["--recipe"]),
         (["keys", "new", "a", "--host", "h"], 2, ["--tls"]),
         (["router"], 2, ["--listen"]),
-        (["watch"], 2, ["--connect"]),
+        (["watch"], 2, ["DIRECTORY"]),
         (["join", "recipe.toml", "--peer", "c"], 1, ["'c'"]),
     ):
         assert ftis(*arguments) == code, arguments

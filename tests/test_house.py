@@ -51,12 +51,12 @@ WINGS = {
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity manifest limit penalties falls regret session chunks offers others outbox pace "
-    "rounds link onlooker listener",
+    "rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting "
     "prepare provenance processes runs experiments join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables card progress "
-    "swarms live watch report",
+    "live watch report",
     "trl": "options batches ranks rewards problems models member trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
@@ -80,7 +80,7 @@ SOCKETS = {
 }
 PICKLES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 ONLY_ON_POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
-OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "swarm.listener", "view.watch"}
+OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "view.watch"}
 LIGHT = [
     "seams",
     "schedule",

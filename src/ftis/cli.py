@@ -26,7 +26,7 @@ from ftis.config import (
 from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
 from ftis.recipe.arms import run_directory
 from ftis.recipe.own_code import error_of_own_code
-from ftis.recipe.parsing import load, network_settings, ready_made, split_override
+from ftis.recipe.parsing import load, ready_made, split_override
 from ftis.records.events import Planned
 from ftis.terminal import (
     NEWEST,
@@ -501,41 +501,16 @@ def make_report(
 
 @app.command()
 def watch(
-    directory: Annotated[
-        Path | None, typer.Argument(help="Of a run, or of a comparison over seeds.", show_default=False)
-    ] = None,
+    directory: Annotated[Path, typer.Argument(help="Of a run, or of a comparison over seeds.", show_default=False)],
     host: Annotated[
         str, typer.Option(help="Address to serve at; one other than this machine's own needs the token in its URL.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8730,
-    connect: cli_swarm.Endpoints = None,
-    client: Annotated[bool, typer.Option("--client", help="Reach the swarm only through --connect.")] = False,
-    roster: Annotated[
-        Path | None, typer.Option(help="The swarm's public keys, which tell whose offers are whose.")
-    ] = None,
-    tls: cli_swarm.Certificates = None,
 ) -> None:
-    """Show a run, a comparison or a swarm in the browser. Ctrl-C ends it."""
+    """Show a run or a comparison in the browser. Ctrl-C ends it."""
     from ftis.view.watch import serve
 
-    def say(at: str) -> None:
-        console.print(f"watching {directory or ', '.join(connect or ())}: {at}", soft_wrap=True)
-
-    if (directory is None) == (connect is None):
-        raise typer.BadParameter("name a directory, or a peer of a swarm with --connect")
-    if directory is not None:
-        if client or roster or tls:
-            raise typer.BadParameter("--client, --roster and --tls are about a swarm: give --connect, and no directory")
-        serve(directory, host, port, say)
-        return
-    from ftis.swarm.identity import read_roster
-    from ftis.swarm.listener import Listener
-    from ftis.swarm.onlooker import Onlooker
-
-    onlooker = Onlooker(read_roster(roster) if roster else None)
-    mode = {"mode": "client"} if client else {}
-    with Listener(network_settings(cli_swarm.settings_of(connect, None, tls) | mode), onlooker):
-        serve(onlooker, host, port, say)
+    serve(directory, host, port, lambda at: console.print(f"watching {directory}: {at}", soft_wrap=True))
 
 
 app.command(cls=Resuming)(cli_swarm.join)

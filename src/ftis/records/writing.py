@@ -175,7 +175,6 @@ class EventLog:
         self.status: dict[str, Any] = {}
         self._lock = threading.Lock()  # the network calls from threads of its own
         self._totals: dict[str, dict[str, int]] = {}
-        self._unrewarded = 0
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -192,9 +191,7 @@ class EventLog:
             for measure in ("admitted", "kept", "rejected", "late", "bytes"):
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
             totals["quarantined"] = int(measures.get("honesty/quarantined", False))
-        self._unrewarded = self._unrewarded + 1 if metrics["reward"] == 0 else 0
-        own = {"step": metrics["step"], "reward": metrics["reward"], "unrewarded": self._unrewarded}
-        self.status |= {**own, "from": dict(self._totals)}
+        self.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}
 
 
 def written_after(directory: Path, step: int) -> list[Path]:

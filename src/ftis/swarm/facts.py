@@ -116,7 +116,7 @@ def read_status(data: bytes) -> dict[str, Any] | None:
         for key in ("run", "peer", "name", "state", "version", "tokenizer")
         if isinstance(claims.get(key), str)
     }
-    found |= {key: claims[key] for key in ("round", "rounds", "unrewarded") if is_count(claims.get(key))}
+    found |= {key: claims[key] for key in ("round", "rounds") if is_count(claims.get(key))}
     if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
         found["reward"] = float(claims["reward"])
     live, sources = claims.get("live"), claims.get("from")
@@ -132,7 +132,7 @@ def read_status(data: bytes) -> dict[str, Any] | None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether what anybody may have said is a whole number that a page can show."""
+    """Whether a value from anybody is a whole number of a size that a table can show."""
     return type(value) is int and 0 <= value < 2**53
 
 

@@ -1,4 +1,4 @@
-"""The live pages of an arm, an experiment or a swarm, and the choice of sections to draw again.
+"""The live pages of an arm or an experiment, and the choice of sections to draw again.
 
 A section is drawn again when its records have changed, but drawing takes at most a small part of the time. So a slow
 section is drawn rarely, and watching costs a run next to nothing, however much there is to show.
@@ -16,8 +16,6 @@ from ftis.check.formatting import counted
 from ftis.config import FtisError
 from ftis.records.following import Directory
 from ftis.records.reading import ArmOfRun, read_study
-from ftis.swarm.onlooker import Onlooker
-from ftis.view import swarms
 from ftis.view.arm import Glance, glance, sections_of
 from ftis.view.jobs import Jobs, jobs
 from ftis.view.sections import Page, PageLink, Section, Watching, render_around, render_header, render_section
@@ -28,7 +26,7 @@ PART_OF_TIME = 0.001
 SOON, SELDOM = 0.5, 60.0
 """The least and the most seconds between two drawings of a section with news."""
 
-AT_ONCE = ("glance", "taken", "jobs", "members")
+AT_ONCE = ("glance", "taken", "jobs")
 """Sections that are drawn again at every look with news, so that a round's end is visible within two seconds."""
 
 OF_THE_TIME = ("glance", "jobs")
@@ -40,8 +38,7 @@ CLOCK = 5.0
 MOST_PLACES = 12
 """The most pages of arms that a page links to; an experiment with more is browsed from its grid."""
 
-RECORDS = "The page follows the records as they are written, and changes nothing. ftis report writes it down."
-SWARM = "The page only listens: no peer counts it, waits for it or sends it what was sampled."
+FOLLOWING = "The page follows the records as they are written, and changes nothing. ftis report writes it down."
 
 Link = Callable[..., str]
 """A maker of addresses of the page's parts, called as in ``link("", seed=0, arm="F-TIS")``."""
@@ -89,8 +86,6 @@ class Made:
 class Content(Protocol):
     """The subject of a page."""
 
-    following: str
-
     def look(self, tell_time: bool) -> Made:
         """Look at the subject now. ``tell_time`` asks to renew also the parts that depend on the time alone."""
 
@@ -111,7 +106,7 @@ class View:
     def __init__(self, content: Content, address: Address, link: Link) -> None:
         self._content = content
         events = link("events", seed=address.seed, arm=address.arm)
-        self._watching = Watching(link("page.css"), link("watch.js"), events, content.following)
+        self._watching = Watching(link("page.css"), link("watch.js"), events, FOLLOWING)
         self._lock = threading.Lock()
         self._about: object = None
         self._drawn: dict[str, _Drawn] = {}
@@ -181,8 +176,6 @@ def of_directory(directory: Directory, address: Address, link: Link) -> Content:
 class OfArm:
     """One arm of a run, section by section."""
 
-    following = RECORDS
-
     def __init__(self, directory: Directory, address: Address, link: Link) -> None:
         self._directory, self._address, self._link = directory, address, link
         self._arm: ArmOfRun | None = None
@@ -228,8 +221,6 @@ class OfArm:
 class OfExperiment:
     """Arms and seeds as they finish, and verdicts so far."""
 
-    following = RECORDS
-
     def __init__(self, directory: Directory, link: Link) -> None:
         self._directory, self._link = directory, link
         self._grid: Jobs | None = None
@@ -268,29 +259,3 @@ class OfExperiment:
 
             study = read_study(plan.directory)
             self._complete, self._verdicts = complete, comparison.sections(study, compared(study))
-
-
-class OfSwarm:
-    """A swarm, as an onlooker hears it."""
-
-    following = SWARM
-
-    def __init__(self, onlooker: Onlooker) -> None:
-        self._onlooker = onlooker
-        self._heard: object = None
-        self._seen: Glance | None = None
-
-    def look(self, tell_time: bool) -> Made:
-        runs, happened = self._onlooker.runs(), self._onlooker.events
-        changed, self._heard = (runs, happened) != self._heard, (runs, happened)
-        if changed or tell_time or self._seen is None:
-            self._seen = swarms.swarm_glance(runs, self._onlooker, time.time())
-        seen = self._seen
-        sections: Makers = {
-            "glance": ("Is it working?", lambda: seen),
-            "members": ("Peers", lambda: swarms.members(runs, self._onlooker)),
-            "learned": ("Who learned from whom", lambda: swarms.learned(runs)),
-            "events": ("Seen since the page is kept", lambda: swarms.events(happened)),
-        }
-        facts = swarms.page_facts(runs, self._onlooker)
-        return Made("swarm", changed, Page(seen.headline, facts, "", [], []), sections)

@@ -54,19 +54,17 @@ class ArmLabel:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: an arm, or a text and an interval. ``claimed`` marks a text that anybody could have sent."""
+    """A cell of a table: an arm, or a text and an interval."""
 
     text: str = ""
     interval: str = ""
     strong: bool = False
     arm: ArmLabel | None = None
-    claimed: bool = False
 
     @property
     def shown(self) -> str:
         """The whole cell as plain text."""
-        text = f"“{self.text}”" if self.claimed else self.text
-        return " ".join(part for part in (self.arm.name if self.arm else "", text, self.interval) if part)
+        return " ".join(part for part in (self.arm.name if self.arm else "", self.text, self.interval) if part)
 
 
 Row = Sequence[Cell]

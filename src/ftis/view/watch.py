@@ -1,4 +1,4 @@
-"""The live page of a directory or a swarm: an ASGI application and its server.
+"""The live page of a directory: an ASGI application and its server.
 
 The application is read-only, and answers GET and HEAD at four paths. If there is a token, requests need it. Otherwise
 the server is bound to this machine, and the Host header must be a local name, so that a foreign page cannot read the
@@ -22,9 +22,8 @@ from urllib.parse import urlencode
 
 from ftis.config import FtisError
 from ftis.records.following import Directory
-from ftis.swarm.onlooker import Onlooker
 from ftis.version import extra
-from ftis.view.live import Address, OfSwarm, Shown, View, of_directory
+from ftis.view.live import Address, Shown, View, of_directory
 from ftis.view.sections import asset
 
 
@@ -72,17 +71,17 @@ HEADERS = {
 """The headers of every answer. Style attributes are allowed: an arm's colour is no secret and runs nothing."""
 
 
-def application(watched: Path | Onlooker, token: str = "") -> Starlette:
+def application(watched: Path, token: str = "") -> Starlette:
     """The ASGI application.
 
     Args:
-        watched: a run's or an experiment's directory, or an onlooker at a swarm.
+        watched: a run's or an experiment's directory.
         token: the value that ``?token=`` must have; with "", only requests to this machine's own names are answered.
 
     Raises:
         RecordsError: the directory holds neither a run nor an experiment.
     """
-    directory = None if isinstance(watched, Onlooker) else Directory(watched)
+    directory = Directory(watched)
     views: dict[Address, View] = {}
 
     def link(path: str, **query: Any) -> str:
@@ -94,10 +93,7 @@ def application(watched: Path | Onlooker, token: str = "") -> Starlette:
         if address not in views:
             if len(views) >= MOST_VIEWS:
                 views.clear()
-            content = (
-                OfSwarm(watched) if isinstance(watched, Onlooker) else of_directory(Directory(watched), address, link)
-            )
-            views[address] = View(content, address, link)
+            views[address] = View(of_directory(Directory(watched), address, link), address, link)
         return views[address]
 
     def answered(answer: Callable[[Address], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -110,7 +106,7 @@ def application(watched: Path | Onlooker, token: str = "") -> Starlette:
                 return _plain("This page is shown at this machine's own names.\n", 400)
             if token and not hmac.compare_digest(query.get("token", "").encode(), token.encode()):
                 return _plain("The address lacks the right token: take the one that ftis watch printed.\n", 403)
-            address = Address() if directory is None else address_in(directory, query.get("seed"), query.get("arm"))
+            address = address_in(directory, query.get("seed"), query.get("arm"))
             return _plain("There is no such seed or arm.\n", 400) if address is None else await answer(address)
 
         return endpoint
@@ -206,7 +202,7 @@ class Connection(H11Protocol):
             self.loop.call_later(HEADER_SECONDS, self.close_idle, cycle)
 
 
-def serve(watched: Path | Onlooker, host: str, port: int, say: Callable[[str], None]) -> None:
+def serve(watched: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C. ``say`` gets its address once it can be opened.
 
     Raises:
