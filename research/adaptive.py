@@ -18,7 +18,7 @@ test on a message before it sends it:
 - ``positives``: truthful; one right answer without a thought in each honest group;
 - ``sabotage``: truthful; both of these. ``sabotage-half``: in every other group;
 - ``oracle``: truthful; half of the answers are right, and none has a thought;
-- ``sybils``: in ``four``, three with one text, each in as many completions as the test lets pass;
+- ``sybils``: in ``four``, three with one text, each in as many completions as the test lets pass beside the others';
 - ``patient-…``: any of these after 15 honest rounds.
 
 The table has, of the victim's greedy answers to 300 validation problems: the final accuracy, the mean of the last three
@@ -32,7 +32,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -99,10 +99,15 @@ NONSENSE = 40
 
 @dataclass
 class Insider:
-    """An attacker that reads its victim's model, test and rollouts."""
+    """An attacker that reads its victim's model, test and rollouts.
+
+    Attributes:
+        offers: by round, the groups that it and its accomplices offer.
+    """
 
     kind: str
     victim: Peer
+    offers: dict[int, list[Group]] = field(default_factory=dict)
 
     def __call__(self, own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
         honest, kind = [scored.group for scored in own], self.kind.removeprefix("patient-")
@@ -121,7 +126,8 @@ class Insider:
             return self.planted_in(own, peer, PLANS[0], rng, text)
         for plan in PLANS:
             offered = self.planted_in(own, peer, plan, rng, text)
-            if not self.would_be_accused(offered, round, peer):
+            if self.passes(offered, round):
+                self.offers.setdefault(round, []).extend(offered)
                 return offered
         return honest
 
@@ -195,17 +201,18 @@ class Insider:
             rows[i] = Rollout(ids, logps)
         return replace(scored.group, rollouts=tuple(rows))
 
-    def would_be_accused(self, offered: Sequence[Group], round: int, peer: Peer) -> bool:
-        """Whether the victim's test would accuse the peer of the offered groups, without touching the victim."""
+    def passes(self, offered: Sequence[Group], round: int) -> bool:
+        """Whether the victim's test would let the offered groups and the accomplices' pass. The victim stays as is."""
         member = self.victim.member
         if (test := copy.deepcopy(test_of(self.victim))) is None:
-            return False
-        scored = [member.admitter.score_group(group) for group in offered]
+            return True
+        accused = test.quarantined
+        scored = [member.admitter.score_group(group) for group in (*self.offers.get(round, ()), *offered)]
         batch = collate([*self.victim._begun[round].own.kept, *scored], member.prompt_ids, member.name)
         objective, decoding = member.objective, self.victim.decoding
         judged = judge(batch, member.advantages(batch), self.victim.policy, decoding, objective, 4)
         test.examine(judged)
-        return peer.member.name in test.quarantined
+        return test.quarantined == accused and not test.refused
 
 
 def test_of(peer: Peer) -> HonestyTest | None:
@@ -247,8 +254,9 @@ def run(
     victim = trainers[names[0]].peer
     liars = names[1:] if attack.endswith("sybils") else names[-1:]
     if attack not in ("none", "alone-part"):
+        offers: dict[int, list[Group]] = {}
         for liar in liars:
-            trainers[liar].peer.attack = Insider(attack, victim)
+            trainers[liar].peer.attack = Insider(attack, victim, offers)
     in_turns({name: one.train(lambda event: None) for name, one in trainers.items()})
     records = PeerRun.read(directory / names[0])
     evaluations = records.on(VALIDATION)

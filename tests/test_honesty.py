@@ -406,22 +406,54 @@ def test_the_evidence_on_tokens_is_at_most_1_in_expectation(past: list[list[int]
     assert total > 0.9 or not past
 
 
-def test_a_false_token_is_found_wherever_it_stands_in_long_completions() -> None:
+def with_a_false_token(rng: np.random.Generator, planted: bool) -> Rollout:
     """64 tokens drawn from 500, and one anywhere that is always written and called e^9 times less probable."""
+    ids, logp = rng.integers(0, 500, 64).astype(np.int32), np.full(64, -math.log(500), np.float32)
+    if planted:
+        place = rng.integers(64)
+        ids[place], logp[place] = 500, -9
+    return Rollout(ids, logp)
+
+
+def test_a_false_token_is_found_wherever_it_stands_in_long_completions() -> None:
     rng, test = np.random.default_rng(0), HonestyTest(a_recipe())
-
-    def row(planted: bool) -> Rollout:
-        ids, logp = rng.integers(0, 500, 64).astype(np.int32), np.full(64, -math.log(500), np.float32)
-        if planted:
-            place = rng.integers(64)
-            ids[place], logp[place] = 500, -9
-        return Rollout(ids, logp)
-
     for round in range(2):
-        said = {("bob", round): [row(True) for _ in range(12)], ("cay", round): [row(False) for _ in range(12)]}
+        said = {(name, round): [with_a_false_token(rng, name == "bob") for _ in range(12)] for name in ("bob", "cay")}
         kept(test, a_round(round, said))
     assert test.quarantined == {"bob"}
     assert (test.senders["bob"].found, test.senders["bob"].passages) == (1, [[500]])
+
+
+def test_three_keys_that_split_a_lie_have_the_evidence_of_one_to_spend() -> None:
+    """None of them is accused. Their messages are not learned from, and those of an honest fourth are."""
+    rng, liars = np.random.default_rng(0), ("bob", "cay", "dan")
+    test, learned = HonestyTest(recipe_of("ada", *liars, "eve")), []
+    for round in range(4):
+        said = {
+            (name, round): [with_a_false_token(rng, i < 3 and name != "eve") for i in range(12)]
+            for name in (*liars, "eve")
+        }
+        shares = kept(test, a_round(round, said))
+        assert shares["eve"] == {1}
+        assert test.together.nats < test.threshold
+        learned.append(sum(shares[name] == {1} for name in liars))
+    assert learned == [3, 3, 0, 0]
+    assert not test.quarantined
+    assert test.together.tokens == (2 * 3 + 4) * 12 * 64, "what is refused leaves no trace"
+    resumed = HonestyTest(test.recipe)
+    resumed.restore(json.loads(json.dumps(test.state())))
+    assert kept(resumed, a_round(3, said)) == kept(test, a_round(3, said))
+    assert resumed.state() == test.state()
+
+
+def test_one_round_late_a_message_is_tested_with_the_others_and_two_rounds_late_alone() -> None:
+    test = HonestyTest(a_recipe())
+    kept(test, a_round(0, {("bob", 0): completions(0)}))
+    kept(test, a_round(1, {("cay", 0): completions(1), ("bob", 1): completions(2)}))
+    assert test.together.tokens == 3 * 48
+    assert kept(test, a_round(3, {("bob", 3): completions(3)})) == {"ada": {1}, "bob": {1}}
+    assert kept(test, a_round(4, {("cay", 2): completions(4)})) == {"ada": {1}, "cay": {1}}
+    assert (test.together.tokens, test.senders["cay"].tokens) == (4 * 48, 2 * 48)
 
 
 # --- what gave the evidence -------------------------------------------------------------------------------------------
@@ -493,7 +525,10 @@ def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> N
     assert (about["honesty/quarantined"], about["honesty/found_in_round"]) == (True, 2)
     assert 48 < about["honesty/found_after_tokens"] <= about["honesty/tokens"] == 96
     groups = test.recipe.training.rounds * test.recipe.prompts_per_peer
-    assert about["honesty/threshold"] == pytest.approx(math.log(groups * 3 * 2 / 1e-6))
+    assert about["honesty/threshold"] == pytest.approx(math.log(groups * 3 * 2 * 2 / 1e-6)), "two tests"
+    pair = a_recipe().of_swarm(["ada", "bob"])
+    groups = pair.training.rounds * pair.prompts_per_peer
+    assert HonestyTest(pair).threshold == pytest.approx(math.log(groups * 2 / 1e-6)), "one test"
     assert about["honesty/evidence"] > about["honesty/threshold"]
     assert about["honesty/passages"]
     assert set("".join(about["honesty/passages"])) <= set("0123")

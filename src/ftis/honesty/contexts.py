@@ -120,6 +120,12 @@ class Contexts:
         counts[order] = np.repeat(before - first, repeats) + np.arange(len(keys))
         return counts
 
+    def __deepcopy__(self, memo: object) -> Contexts:
+        """A copy in milliseconds; the general one takes a tenth of a second."""
+        other = Contexts(self.most_keys)
+        other._young, other._old = ([dict(table) for table in tables] for tables in (self._young, self._old))
+        return other
+
     def state(self) -> Mapping[str, Any]:
         """The counts as a JSON object."""
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from ftis.honesty.contexts import Past
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
 from ftis.honesty.frequent import Frequent
 from ftis.honesty.spellings import Spellings
-from ftis.rollouts import Decode, Floats, Rollout, Rows
+from ftis.rollouts import Decode, Floats, Rollout
 from ftis.selection import Judged, Selection
 
 PASSAGES = 3
@@ -28,9 +30,30 @@ LEAST_GAIN = 3.0
 """Nats that a passage must have given to be shown."""
 
 
+@dataclass(frozen=True, eq=False)
+class Message:
+    """One sender's rollouts of one round.
+
+    Attributes:
+        round: in which they were sampled.
+        rollouts: group after group, as the sender sampled them.
+        group_N: the group of each, ascending, from 0.
+        old_logp: log π_old of each rollout's tokens; None if it is not known.
+        raised_N: whether Â > 0.
+        log_choices: log of the number of ways to choose these groups among all that the sender may have sampled.
+    """
+
+    round: int
+    rollouts: Sequence[Rollout]
+    group_N: npt.NDArray[np.int64]
+    old_logp: Sequence[Floats | None]
+    raised_N: npt.NDArray[np.bool_]
+    log_choices: float
+
+
 @dataclass
 class Sender:
-    """Knowledge of one sender.
+    """Knowledge of one sender, or of all as if they were one.
 
     Attributes:
         newest: the round of its last message that was tested; −1 before the first.
@@ -55,30 +78,85 @@ class Sender:
         """The evidence since the best start: half of the bet is on completions, and half on single tokens."""
         return float(np.logaddexp(self.detector.nats, self.frequent.nats)) - math.log(2)
 
+    def add(self, message: Message, threshold: float) -> bool:
+        """Take in a message. Returns whether the evidence after one of its groups is at least ``threshold``."""
+        self.newest = message.round
+        if self.spellings.used_up:
+            self.spellings, self.past = Spellings(), Past()
+            self.frequent = Frequent(self.frequent.groups_of_run)
+        sent, group_N = self.spellings.as_sent(message.rollouts), message.group_N
+        # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
+        known = [None if one.sent else old for one, old in zip(message.rollouts, message.old_logp, strict=True)]
+        ratios = ratios_of(sent, group_N, self.past, known)
+        # Rewards come with a whole message, so they tell about later messages only.
+        self.past.add_raised([one.completion_ids for one, up in zip(sent, message.raised_N, strict=True) if up])
+        nats_N, gains_NU = self.detector.add(ratios, message.log_choices)
+        ends_P = np.flatnonzero(np.diff(group_N, append=-1))
+        of_tokens_P = self.frequent.add(sent, group_N, message.log_choices)
+        by_tokens_P = of_tokens_P > nats_N[ends_P]
+        nats_N[ends_P] = np.logaddexp(nats_N[ends_P], of_tokens_P)
+        lengths, over_N = [len(rollout) for rollout in sent], nats_N - math.log(2) >= threshold
+        over_P = over_N[ends_P]
+        if over_P.any() and self.found is None:
+            group = over_P.argmax()
+            first = int((over_N & (group_N == group)).argmax())
+            self.found, self.found_after = message.round, self.tokens + sum(lengths[: first + 1])
+            gains = self.frequent.gains(sent) if by_tokens_P[group] else gains_NU
+            self.passages = telling_passages(message.rollouts, gains)
+        self.tokens += sum(lengths)
+        return bool(over_P.any())
+
+    def state(self) -> Mapping[str, Any]:
+        """A JSON object, of which :meth:`of` makes another that goes on."""
+        parts = {name: getattr(self, name).state() for name in ("frequent", "past", "spellings")}
+        return {**vars(self), **parts, "detector": asdict(self.detector)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Sender:
+        """Go on from :meth:`state`."""
+        detector, past = Detector(**state["detector"]), Past()
+        frequent, spellings = Frequent(detector.groups_of_run), Spellings(**state["spellings"])
+        frequent.restore(state["frequent"])
+        past.restore(state["past"])
+        return cls(**{**state, "detector": detector, "frequent": frequent, "past": past, "spellings": spellings})
+
 
 @dataclass
 class HonestyTest(Selection):
     """Quarantines a sender for good once its tokens cannot have been drawn from the probabilities that it reports.
 
-    Anybody accuses an honest sender with a probability of at most ``honesty.alpha`` in a whole run, if all its peers
-    test with that α: docs/method.md says under which conditions. A sender's messages are tested in the order of their
-    rounds. A message that comes after a later one cannot be tested, and nothing is learned of it.
+    Several keys may split one lie. So a second test takes all senders for one. Nothing is learned from a message after
+    which *its* evidence suffices, and the message leaves no trace in that test. Nobody is accused: it takes several.
+
+    Anybody accuses an honest sender, or refuses a message while all are honest, with a probability of at most
+    ``honesty.alpha`` in a whole run, if all its peers test with that α: docs/method.md says under which conditions. A
+    sender's messages are tested in the order of their rounds. A message that comes after a later one cannot be tested,
+    and nothing is learned of it.
 
     Attributes:
         recipe: with exactly the peers of this swarm.
         senders: by name.
+        together: all senders as one.
+        refused: sender and round of this round's messages from which nothing is learned, except for quarantine.
     """
 
     recipe: Recipe
     name: str = "honesty"
     senders: dict[str, Sender] = field(default_factory=dict)
-    _untested: set[tuple[str, int]] = field(default_factory=set)
+    together: Sender = field(init=False)
+    refused: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.together = self._new(len(self.recipe.peers) - 1)
 
     @property
     def threshold(self) -> float:
-        """The nats at which a sender is accused: log(n m (m − 1) / α), n groups of a sender in a run of m peers."""
+        """The nats of either test: log(n m (m − 1) t / α), n groups of a sender in a run of m peers with t tests.
+
+        A pair has one test, more peers have both.
+        """
         m = len(self.recipe.peers)
-        return math.log(self._groups_of_run * m * (m - 1) / self.recipe.honesty.alpha)
+        return math.log(self._groups_of_run * m * (m - 1) * min(m - 1, 2) / self.recipe.honesty.alpha)
 
     @property
     def quarantined(self) -> frozenset[str]:
@@ -90,11 +168,14 @@ class HonestyTest(Selection):
     def _groups_of_run(self) -> int:
         return self.recipe.training.rounds * self.recipe.prompts_per_peer
 
+    def _new(self, senders: int = 1) -> Sender:
+        groups = senders * self._groups_of_run
+        return Sender(Detector(groups, share_of(self.recipe.sampling.max_completion_length)), Frequent(groups))
+
     def _sender(self, name: str) -> Sender:
         """The entry of a peer, new if it was not heard before."""
         if name not in self.senders:
-            share = share_of(self.recipe.sampling.max_completion_length)
-            self.senders[name] = Sender(Detector(self._groups_of_run, share), Frequent(self._groups_of_run))
+            self.senders[name] = self._new()
         return self.senders[name]
 
     def accuse(self, name: str, found: int, found_after: int, passages: Sequence[Sequence[int]]) -> None:
@@ -107,53 +188,40 @@ class HonestyTest(Selection):
         return self.quarantined
 
     def examine(self, judged: Judged) -> None:
-        batch = judged.batch
-        now = int(batch.round_N[batch.own_N].max(initial=-1))
-        known_N = judged.spread(judged.old_logp, None)
-        self._untested.clear()
-        for source, name in enumerate(batch.sources):
-            foreign_N = (batch.source_N == source) & ~batch.own_N
-            for round in np.unique(batch.round_N[foreign_N]).tolist():
-                rows = np.flatnonzero(foreign_N & (batch.round_N == round))
-                # The learner's model may have been trained on copies of what comes late.
-                known = [known_N[row] if round == now else None for row in rows.tolist()]
-                self._test(name, round, judged, rows, known)
+        self.refused.clear()
+        foreign = _foreign(judged)
+        # The order must not depend on these very messages. Those under least suspicion come first.
+        before = {name: self._sender(name).nats for name, _ in foreign}
+        for name, round in sorted(foreign, key=lambda sent: (sent[1], before[sent[0]], sent[0])):
+            sender, message = self._sender(name), self._message(judged, name, round)
+            if round <= sender.newest or (
+                not sender.add(message, self.threshold) and sender.found is None and not self._passes(message)
+            ):
+                self.refused.add((name, round))
 
-    def _test(self, name: str, round: int, judged: Judged, rows: Rows, old_logp: Sequence[Floats | None]) -> None:
-        """Take in the message that ``rows`` of the batch make up, with log π_old as far as it is known."""
+    def _message(self, judged: Judged, name: str, round: int) -> Message:
         batch = judged.batch
-        sender = self._sender(name)
-        if round <= sender.newest:
-            self._untested.add((name, round))
-            return
-        sender.newest = round
-        rollouts = [batch.rollouts[row] for row in rows.tolist()]
+        rows = np.flatnonzero((batch.source_N == batch.sources.index(name)) & (batch.round_N == round))
+        # The learner's model may have been trained on copies of what comes late.
+        in_time = round == batch.round_N[batch.own_N].max(initial=-1)
+        known_N = judged.spread(judged.old_logp if in_time else [None] * len(judged.rows), None)
         _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
-        if sender.spellings.used_up:
-            sender.spellings, sender.past = Spellings(), Past()
-            sender.frequent = Frequent(self._groups_of_run)
-        sent = sender.spellings.as_sent(rollouts)
-        # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
-        known = [None if rollout.sent else old for rollout, old in zip(rollouts, old_logp, strict=True)]
-        ratios = ratios_of(sent, group_N, sender.past, known)
-        # Rewards come with a whole message, so they tell about later messages only.
-        raised = [one.completion_ids for one, up in zip(sent, judged.advantage_N[rows] > 0, strict=True) if up]
-        sender.past.add_raised(raised)
-        log_choices = self._log_choices(len(ratios.known_P))
-        nats_N, gains_NU = sender.detector.add(ratios, log_choices)
-        ends_P = np.flatnonzero(np.diff(group_N, append=-1))
-        of_tokens_P = sender.frequent.add(sent, group_N, log_choices)
-        by_tokens_P = of_tokens_P > nats_N[ends_P]
-        nats_N[ends_P] = np.logaddexp(nats_N[ends_P], of_tokens_P)
-        lengths, over_N = [len(rollout) for rollout in sent], nats_N - math.log(2) >= self.threshold
-        accused_P = over_N[ends_P]
-        if accused_P.any() and sender.found is None:
-            group = accused_P.argmax()
-            first = int((over_N & (group_N == group)).argmax())
-            sender.found, sender.found_after = round, sender.tokens + sum(lengths[: first + 1])
-            gains = sender.frequent.gains(sent) if by_tokens_P[group] else gains_NU
-            sender.passages = telling_passages(rollouts, gains)
-        sender.tokens += sum(lengths)
+        rollouts, known = [batch.rollouts[row] for row in rows], [known_N[row] for row in rows]
+        raised_N = (judged.advantage_N[rows] > 0).numpy()
+        return Message(round, rollouts, group_N, known, raised_N, self._log_choices(group_N[-1] + 1))
+
+    def _passes(self, message: Message) -> bool:
+        """Whether all senders' messages, with this one, may have been drawn from what they report.
+
+        A message that is older than another's cannot be tested so, since others may have been trained on it.
+        """
+        if len(self.recipe.peers) == 2 or message.round < self.together.newest:
+            return True
+        tried = copy.deepcopy(self.together)
+        if tried.add(message, self.threshold):
+            return False
+        self.together = tried
+        return True
 
     def _log_choices(self, groups: int) -> float:
         """log of the number of ways to choose the delivered ``groups`` among all that the sender may have sampled."""
@@ -165,7 +233,7 @@ class HonestyTest(Selection):
             return torch.ones(len(judged.rows))
         quarantined, rounds = self.quarantined, judged.batch.round_N[judged.rows].tolist()
         sent = zip(judged.source_names(), rounds, strict=True)
-        return torch.tensor([float(one[0] not in quarantined and one not in self._untested) for one in sent])
+        return torch.tensor([float(one[0] not in quarantined and one not in self.refused) for one in sent])
 
     def about(self, peer: str, decode: Decode) -> Mapping[str, Any]:
         if peer not in self.senders:
@@ -176,6 +244,8 @@ class HonestyTest(Selection):
             "honesty/evidence": max(sender.nats, 0.0),
             "honesty/threshold": self.threshold,
             "honesty/tokens": sender.tokens,
+            "honesty/refused": any(name == peer for name, _ in self.refused),
+            "honesty/evidence_together": max(self.together.nats, 0.0),
         }
         if sender.found is not None:
             measures["honesty/found_in_round"] = sender.found + 1
@@ -185,24 +255,20 @@ class HonestyTest(Selection):
 
     def state(self) -> Mapping[str, Any]:
         return {
-            name: {
-                **vars(sender),
-                "detector": asdict(sender.detector),
-                "frequent": sender.frequent.state(),
-                "past": sender.past.state(),
-                "spellings": sender.spellings.state(),
-            }
-            for name, sender in self.senders.items()
+            "together": self.together.state(),
+            "senders": {name: sender.state() for name, sender in self.senders.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.senders = {}
-        for name, saved in state.items():
-            detector, frequent, past = Detector(**saved["detector"]), Frequent(self._groups_of_run), Past()
-            frequent.restore(saved["frequent"])
-            past.restore(saved["past"])
-            read = {"detector": detector, "frequent": frequent, "past": past}
-            self.senders[name] = Sender(**{**saved, **read, "spellings": Spellings(**saved["spellings"])})
+        self.together = Sender.of(state["together"])
+        self.senders = {name: Sender.of(saved) for name, saved in state["senders"].items()}
+
+
+def _foreign(judged: Judged) -> set[tuple[str, int]]:
+    """Senders and rounds of the messages in a batch."""
+    batch, foreign_N = judged.batch, ~judged.batch.own_N
+    sources, rounds = batch.source_N[foreign_N].tolist(), batch.round_N[foreign_N].tolist()
+    return {(batch.sources[source], round) for source, round in zip(sources, rounds, strict=True)}
 
 
 def honesty_test(recipe: Recipe, own: str) -> HonestyTest | None:
