@@ -11,6 +11,8 @@ import importlib.util
 import inspect
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -55,6 +57,7 @@ from ftis.run.training import Trainer
 from ftis.selection import select
 from ftis.swarm.facts import agreement, mismatch
 from ftis.swarm.link import NetworkExchange
+from ftis.tasks.clock import clock_solution
 from ftis.trl.member import AloneError, connected, newest_checkpoint
 from ftis.trl.options import DIVISORS, OptionError
 from recipes import evenness
@@ -742,7 +745,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_its_own_recipe_alone_and_in_one_
         other.train(resume_from_checkpoint=True)
     before = (tmp_path / "ftis" / "metrics.jsonl").read_bytes()
     again = trainer_of(model, config(tmp_path))
-    with locked(peer_lock(tmp_path / "ftis"), 0), pytest.raises(InUseError, match="in use by another process"):
+    with locked(peer_lock(tmp_path / "ftis"), 0), pytest.raises(InUseError, match="output_dir=…"):
         again.train(resume_from_checkpoint=True)
     assert (tmp_path / "ftis" / "metrics.jsonl").read_bytes() == before
     again.train(resume_from_checkpoint=True)
@@ -1212,46 +1215,62 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
 
 
 @pytest.mark.slow
-def test_the_script_of_the_docs_is_a_swarm_of_two(tmp_path: Path) -> None:
-    """With a data set, a model and a reward that are here, and TRL's settings for a CPU."""
+def test_trls_quick_start_with_three_lines_changed_is_a_swarm_of_two(tmp_path: Path) -> None:
+    """TRL's example as the docs change it. Directories here have the names that its model and data have on the Hub.
+
+    The models are starters that write their answers in a box, as TRL's reward wants them.
+    """
+    from safetensors.torch import load_file
+    from trl import GRPOTrainer
+
     script = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
-    rows = [{"prompt": f"{a}+{b}=", "solution": str((a + b) % 10)} for a in range(10) for b in range(4)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows_here, args = (
-        f'"json", data_files="{tmp_path}/rows.jsonl"',
-        "use_cpu=True, max_steps=3, max_completion_length=8",
+    of_trl = (inspect.getdoc(GRPOTrainer) or "").partition("```python\n")[2].partition("```")[0]
+    ours, theirs = (
+        {line for line in text.splitlines() if line} for text in (script, re.sub("(?m)^(>>>|\\.\\.\\.) ", "", of_trl))
     )
-    here = {
-        '"trl-lib/DeepMath-103K"': rows_here,
-        "from trl.rewards import accuracy_reward": "from recipes import evenness as accuracy_reward\nfrom trl import *",
-        "open=True": f'open=True, settings={{"network.port": {free_port()}}}',
-        "    swarm=swarm,": f"    swarm=swarm,\n    args=GRPOConfig(NAME, {args}),",
-    }
-    for old, new in here.items():
-        assert script.count(old) == 1, old
-        script = script.replace(old, new)
-    processes = {}
-    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+    assert (len(ours - theirs), len(theirs - ours)) == (3, 2)
+    problems = ("3+8*7", "2*4-1", "5-2+9", "6*3*2")
+    rows = [{"prompt": [{"role": "user", "content": q}], "solution": f"${clock_solution(q)[1]}$"} for q in problems]
+    (tmp_path / "trl-lib" / "DeepMath-103K").mkdir(parents=True)
+    written = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "trl-lib" / "DeepMath-103K" / "train.jsonl").write_text(written)
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "src")}
     environment |= {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    for name in ("small", "large"):
-        of_peer = script.replace('peer="small"', f'peer="{name}"').replace("NAME", repr(str(tmp_path / name)))
-        (tmp_path / f"{name}.py").write_text(of_peer.replace("Qwen/Qwen2.5-0.5B-Instruct", f"starter:{name}"))
-        command = [sys.executable, str(tmp_path / f"{name}.py")]
-        processes[name] = Watched(command, tmp_path / f"{name}.log", environment=environment)
+    port, processes = free_port(), {}
+    models = {"small": "Qwen/Qwen2.5-0.5B-Instruct", "large": "Qwen/Qwen2.5-1.5B-Instruct"}
+    for name, model in models.items():
+        boxing(name, tmp_path / model)
+        of_peer = script.replace('peer="small"', f'peer="{name}"').replace(models["small"], model)
+        of_peer = of_peer.replace("open=True", f'open=True, settings={{"network.port": {port}}}')
+        (tmp_path / f"{name}.py").write_text(of_peer)
+        command = [sys.executable, f"{name}.py"]
+        processes[name] = Watched(command, tmp_path / f"{name}.log", cwd=tmp_path, environment=environment)
     try:
         for name, process in processes.items():
-            assert process.wait(180) == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
+            assert process.wait(300) == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
     finally:
         for process in processes.values():
             process.kill()
-    mine_and_theirs = (read_jsonl(tmp_path / name / "ftis" / "metrics.jsonl") for name in processes)
-    rounds = list(zip(*mine_and_theirs, strict=True))
-    for mine, theirs in rounds:
-        assert [mine[f"peer/{name}/admitted"] for name in processes] == [4, 4]
-        assert [mine[f"peer/{name}/reward"] for name in processes] == [
-            theirs[f"peer/{name}/reward"] for name in processes
-        ]
-    assert len(rounds) == 3
+    outputs = [tmp_path / f"{Path(model).name}-GRPO" for model in models.values()]
+    rounds = list(zip(*(read_jsonl(output / "ftis" / "metrics.jsonl") for output in outputs), strict=True))
+    assert len(rounds) == 3 * len(rows)
+    for row in (row for of_both in rounds for row in of_both):
+        assert [row[f"peer/{name}/admitted"] for name in models] == [4, 4]
+    for name in models:
+        assert all(mine[f"peer/{name}/reward"] == theirs[f"peer/{name}/reward"] for mine, theirs in rounds)
+    for output, model in zip(outputs, models.values(), strict=True):
+        assert any(row["foreign_used"] for row in read_jsonl(output / "ftis" / "metrics.jsonl"))
+        places = (tmp_path / model, output / f"checkpoint-{len(rounds)}")
+        before, after = (load_file(place / "model.safetensors")["model.norm.weight"].float() for place in places)
+        assert not torch.equal(before, after)
+
+
+def boxing(name: str, place: Path) -> None:
+    """Write a starter whose answers stand in a box, with a chat template, to ``place``."""
+    shutil.copytree(starters.path_of(f"starter:{name}"), place)
+    tokens = (place / "tokenizer.json").read_text()
+    (place / "tokenizer.json").write_text(tokens.replace('"<answer>"', r'"\\boxed{"').replace('"</answer>"', '"}"'))
+    (place / "chat_template.jinja").write_text("<bos>{{ messages[0].content }}=")
 
 
 def launched(*options: str) -> list[str]:

@@ -116,7 +116,7 @@ def partial_directory(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, patience: float) -> Iterator[None]:
+def locked(path: Path, patience: float, remedy: str = "wait for it or stop it") -> Iterator[None]:
     """Hold ``path`` as a lock. The system frees it when the process ends, however it ends.
 
     Args:
@@ -130,7 +130,7 @@ def locked(path: Path, patience: float) -> Iterator[None]:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise InUseError(f"{path.parent} is in use by another process: wait for it or stop it") from None
+        raise InUseError(f"{path.parent} is in use by another process: {remedy}") from None
     try:
         yield
     finally:

@@ -117,7 +117,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise OptionError(f"swarm = {swarm!r}: give a Swarm, as swarm=Swarm(peer=…, peers=[…], open=True)")
         if args is None:  # as GRPOTrainer
             name = model if isinstance(model, str) else model.config._name_or_path
-            args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
+            # Without a GPU GRPOTrainer refuses its own defaults, bfloat16 in particular.
+            args = GRPOConfig(f"{name.split('/')[-1]}-GRPO", use_cpu=not torch.accelerator.is_available())
         recipe, task = swarm.resolved(args, train_dataset), None
         self._swarm, self._has_others = swarm, recipe is not None and len(recipe.peers) > 1
         if isinstance(model, str):
@@ -304,7 +305,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
         """Open records and exchange, for as long as ``stack`` is. Returns whether all rounds are trained already."""
-        stack.enter_context(locked(peer_lock(self.place), 0))
+        remedy = "give each script its own, as GRPOConfig(output_dir=…), or stop the other process"
+        stack.enter_context(locked(peer_lock(self.place), 0, remedy))
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
