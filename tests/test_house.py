@@ -95,7 +95,7 @@ LIGHT = [
     "records.reading",
     "view.live",
 ]
-LARGEST_CORE = 3850
+LARGEST_CORE = 3910
 
 
 def modules() -> list[str]:

@@ -166,6 +166,8 @@ class TrainingConfig(_Section):
     """``fill``: own groups whose rewards are all equal give way to groups of other prompts, while some are left."""
     resample_budget: Positive = 1
     """With ``fill``: the other prompts that a round has, for each prompt of ``prompts_per_round``."""
+    overlap: Annotated[int, Field(ge=0, le=1)] = 0
+    """Rounds by which sampling is ahead: with 1, a round is sampled before the one before it is learned from."""
     selections: Strings = ()
     """Further selections, by dotted path: ``f(judged) -> shares`` or a class; see docs/extending.md."""
     eval_every: Annotated[int, Field(ge=0)] = 5
@@ -414,6 +416,8 @@ class Recipe(_Section):
         if training.resample == "fill" and (training.mode == "horizontal" or training.max_foreign_rollouts):
             other = 'mode = "horizontal"' if training.mode == "horizontal" else "max_foreign_rollouts"
             raise ValueError(f'training.resample = "fill" does not go with training.{other}: leave one of them out')
+        if training.overlap and training.resample == "fill":
+            raise ValueError('training.overlap = 1 does not go with training.resample = "fill": leave one of them out')
         if 0 < training.max_foreign_rollouts < self.rollouts_per_group:
             raise ValueError(
                 f"training.max_foreign_rollouts = {training.max_foreign_rollouts} is less than one group of "

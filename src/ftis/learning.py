@@ -26,18 +26,25 @@ count as one policy in two arithmetics. Selections then see own rollouts as if d
 
 
 def judge(
-    batch: Batch, advantage_N: Tensor, policy: Policy, decoding: Decoding, objective: Objective, steps: int
+    batch: Batch,
+    advantage_N: Tensor,
+    policy: Policy,
+    decoding: Decoding,
+    objective: Objective,
+    steps: int,
+    on_policy: bool = True,
 ) -> Judged:
     """Compute log π_old of the rollouts with Â ≠ 0, and from it their weights and KLs.
 
     The model never runs on rollouts with Â = 0. They cannot change the gradient of a loss that is proportional to Â.
     With β > 0 the loss has a term that is not, on all rollouts.
-    In a round of one optimiser step (``steps``) π_θ is π_old, so the step can compute log π_old itself.
+    In a round of one optimiser step (``steps``) π_θ is π_old, so the step can compute log π_old itself. If own rollouts
+    were sampled by earlier weights (not ``on_policy``), they are judged as foreign ones are.
     """
     rows = np.flatnonzero(advantage_N.numpy()) if not objective.beta else np.arange(len(batch))
     if not len(rows):
         return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32))
-    old_logp, gap, own_old = old_logps(batch, rows, policy, decoding, steps)
+    old_logp, gap, own_old = old_logps(batch, rows, policy, decoding, steps, on_policy)
     return weighed(Judged(batch, advantage_N, rows, old_logp, None, gap, own_old), objective)
 
 
@@ -49,7 +56,7 @@ def weighed(judged: Judged, objective: Objective) -> Judged:
 
 
 def old_logps(
-    batch: Batch, rows: Rows, policy: Policy, decoding: Decoding, steps: int
+    batch: Batch, rows: Rows, policy: Policy, decoding: Decoding, steps: int, on_policy: bool
 ) -> tuple[list[Floats], Floats, OwnOld]:
     """log π_old of ``rows``, and the gap and own_old of :class:`~ftis.selection.Judged`.
 
@@ -68,7 +75,8 @@ def old_logps(
 
     own = rows[batch.own_N[rows]]
     gap, own_old = np.zeros(0, np.float32), OwnOld.RECOMPUTED if len(own) else OwnOld.SAMPLED
-    if len(own) and not decoding.truncated:
+    comparable = on_policy and not decoding.truncated
+    if len(own) and comparable:
         checked = own[np.unique(np.linspace(0, len(own) - 1, CHECKED_ROLLOUTS).astype(np.int64))]
         score(checked)
         gap = gap_of(checked)
@@ -79,7 +87,7 @@ def old_logps(
     if own_old != OwnOld.RECOMPUTED:
         known.update((r, batch.rollouts[r].gen_logp) for r in own.tolist())
     score(np.array([r for r in rows.tolist() if r not in known], dtype=np.int64))
-    if own_old == OwnOld.RECOMPUTED and not decoding.truncated:
+    if own_old == OwnOld.RECOMPUTED and comparable:
         gap = gap_of(own)
     return [known[r] for r in rows.tolist()], gap, own_old
 

@@ -81,6 +81,10 @@ def round_record(
         metrics.update(resampling(judged.batch, replaced))
     if len(recipe.peers) > 1:
         metrics.update(participation(judged, chosen, update, heard, recipe, own, about_peers))
+    elif recipe.training.overlap and judged.diagnostics is not None:
+        of_own = by_source(judged.diagnostics, torch.zeros(len(judged.rows), dtype=torch.int64), [own])[own]
+        of_own["dropped"] = float((~chosen.kept_R & (judged.advantage_R.numpy() != 0)).sum())
+        metrics.update({peer_key(own, measure): value for measure, value in of_own.items()})
     return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
 
 

@@ -34,10 +34,24 @@ class OwnGroups(NamedTuple):
     replaced: Sequence[ScoredGroup]
 
 
+class Drawn(NamedTuple):
+    """A peer's own groups of a round.
+
+    Attributes:
+        staleness: rounds that the peer has learned from since. If there are any, π_gen ≠ π_old.
+        seconds: that sampling took before the round began.
+    """
+
+    round: int
+    own: OwnGroups
+    staleness: int = 0
+    seconds: float = 0.0
+
+
 class Begun(NamedTuple):
     """A round between its halves."""
 
-    own: OwnGroups
+    drawn: Drawn
     sent_bytes: int
     clock: Stopwatch
 
@@ -51,6 +65,7 @@ class Peer:
         reference: log-probabilities of the model at the start, where β > 0.
         learning: whether optimiser steps were taken since the last round that was recorded.
         agreed: whether sampler, learner and a plain pass gave the first rollouts the same log-probabilities.
+        ahead: groups of the next round, if they were sampled already.
     """
 
     member: Member
@@ -60,6 +75,7 @@ class Peer:
     reference: Callable[..., list[Floats]] | None = None
     learning: bool = False
     agreed: bool = False
+    ahead: Drawn | None = None
     _begun: dict[int, Begun] = field(default_factory=dict)
 
     @property
@@ -79,26 +95,46 @@ class Peer:
 
         The peer learns from its rollouts as sampled; wire precision and attack change only what the others get.
         """
-        clock = Stopwatch()
-        own = self.sample(round)
-        clock.lap("sample")
-        offered: Sequence[Group] = [scored.group for scored in own.kept]
+        clock, drawn = Stopwatch(), self.ahead
+        if drawn is None or drawn.round != round:
+            drawn = Drawn(round, self.sample(round))
+        clock.lap("sample", -drawn.seconds)
+        offered: Sequence[Group] = [scored.group for scored in drawn.own.kept]
         if self.attack is not None:
-            offered = self.attack(own.kept, self)
+            offered = self.attack(drawn.own.kept, self)
         outgoing = self.member.outgoing(round, offered)
         clock.lap("exchange")
-        self._begun[round] = Begun(own, len(outgoing.message), clock)
+        self._begun[round], self.ahead = Begun(drawn, len(outgoing.message), clock), None
         return outgoing
+
+    def sample_ahead(self, round: int) -> None:
+        """Sample the groups of a later round from the present weights, before this one is learned from."""
+        clock, own = Stopwatch(), self.sample(round)
+        clock.lap("sample")
+        self.ahead = Drawn(round, own, seconds=clock.total)
 
     def finish(self, round: int, collected: Collected) -> RoundRecord:
         """Admit, judge, select and learn: the second half of a round that has begun."""
-        own, sent_bytes, clock = self._begun.pop(round)
-        clock.lap("wait")
+        drawn, sent_bytes, clock = self._begun[round]
+        own = drawn.own
+        clock.lap("wait", self.ahead.seconds if self.ahead else 0.0)
         admissions = self.member.admit(collected, round)
         admitted = [group for admission in admissions for group in admission.admitted]
         batch = collate([*own.kept, *admitted], self.member.prompt_ids, self.name)
         clock.lap("admit")
-        return self.learn_from(round, batch, RoundExchange(collected, sent_bytes, admissions), clock, own.replaced)
+        heard = RoundExchange(collected, sent_bytes, admissions)
+        record = self.learn_from(round, batch, heard, clock, own.replaced, drawn.staleness)
+        del self._begun[round]
+        if self.ahead is not None:
+            self.ahead = self.ahead._replace(staleness=self.ahead.staleness + 1)
+        return record
+
+    @property
+    def unfinished(self) -> Drawn | None:
+        """The groups of the round to finish next, if they are sampled."""
+        step = self.member.cursor.step
+        drawn = self._begun[step].drawn if step in self._begun else self.ahead
+        return drawn if drawn is not None and drawn.round == step else None
 
     def learn_from(
         self,
@@ -107,15 +143,18 @@ class Peer:
         heard: RoundExchange,
         clock: Stopwatch,
         replaced: Sequence[ScoredGroup] = (),
+        staleness: int = 0,
     ) -> RoundRecord:
         """Learn from a round's batch. A replayed round begins here.
 
         Args:
             replaced: own groups without signal that others replaced.
+            staleness: rounds that were learned from since own groups were sampled.
         """
         member, policy = self.member, self.policy
         steps = minibatches(self.recipe, self.name, round, len(batch))
-        judged = judge(batch, member.advantages(batch), policy, self.decoding, member.objective, len(steps))
+        advantage_N = member.advantages(batch)
+        judged = judge(batch, advantage_N, policy, self.decoding, member.objective, len(steps), staleness == 0)
         clock.lap("logp")
 
         for selection in member.selections:
@@ -141,6 +180,7 @@ class Peer:
             replaced=replaced,
             about_peers=member.about_peers(),
             about={
+                **({"sampling/staleness": staleness} if self.recipe.training.overlap else {}),
                 "step": member.cursor.step,
                 "learning_rate": rate,
                 "tokens_sampled": member.cursor.tokens_sampled,
@@ -199,17 +239,17 @@ class Stopwatch:
     """Seconds per stage of a round."""
 
     def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
+        self._last = time.monotonic()
         self.laps: dict[str, float] = {}
 
-    def lap(self, name: str) -> None:
-        """End the stage ``name``."""
+    def lap(self, name: str, besides: float = 0.0) -> None:
+        """End the stage ``name``; ``besides`` are seconds that belong to a stage of another round."""
         now = time.monotonic()
-        self.laps[name], self._last = now - self._last, now
+        self.laps[name], self._last = now - self._last - besides, now
 
     @property
     def total(self) -> float:
-        return self._last - self._began
+        return sum(self.laps.values())
 
     def metrics(self) -> dict[str, float]:
         """``step_time``, and ``time/<stage>`` of each stage."""

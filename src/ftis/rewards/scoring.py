@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -172,10 +172,13 @@ class WeightedScorer:
         self.seen.update({(prompt.question, text): of for text, of in zip(completions, each, strict=True)})
         return tuple(sum(w * r for w, r in zip(self.weights, of, strict=True)) for of in each)
 
-    def means(self, own: Iterable[tuple[str, str]]) -> dict[str, float]:
-        """``rewards/<function>/mean``, as in TRL, over these (question, completion). Forgets all rewards seen."""
+    def means(
+        self, own: Iterable[tuple[str, str]], later: Collection[tuple[str, str]] = frozenset()
+    ) -> dict[str, float]:
+        """``rewards/<function>/mean``, as in TRL, over these (question, completion). Forgets all but ``later`` ones."""
         each_N = [self.seen[one] for one in own]
-        self.seen.clear()
+        for one in self.seen.keys() - later:
+            del self.seen[one]
         means = np.mean(each_N, axis=0).tolist() if each_N else []
         return {f"rewards/{name_of(part.path)}/mean": m for part, m in zip(self.parts, means, strict=False)}
 

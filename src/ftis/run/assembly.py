@@ -118,6 +118,8 @@ def assemble(
     attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
     reference = reference_of(policy, config, model) if objective.beta else None
     peer = Peer(member, policy, sampler, attack, reference)
+    if recipe.training.overlap:
+        checkpoint.go_on(peer, directory, resume_step)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     splits = EvalSplit.of(task, ood, scores, renders, players)
     beside = second(config, policy)

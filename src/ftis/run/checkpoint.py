@@ -1,9 +1,10 @@
 """Atomic checkpoints: an ordinary Hugging Face directory, plus the state with which training goes on exactly.
 
 ``checkpoint-<step>/``, written after ``step`` finished rounds, holds the model or adapter and the tokenizer, loadable
-with ``from_pretrained``. Its ``trainer_state/`` holds the states of optimiser and selections, the cursor, and the
-digests of all files. A checkpoint is written, and deleted, under another name, so a directory named ``checkpoint-*`` is
-always whole. No generator state is kept: every random number is drawn from (seed, peer, round).
+with ``from_pretrained``. Its ``trainer_state/`` holds the states of optimiser and selections, the cursor, the digests
+of all files, and with ``training.overlap`` the groups that were sampled ahead. A checkpoint is written, and deleted,
+under another name, so a directory named ``checkpoint-*`` is always whole. No generator state is kept: every random
+number is drawn from (seed, peer, round).
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from ftis.codec import Message, decode, encode
 from ftis.config import FtisError, PeerConfig, RecipeError, first_line
 from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
+from ftis.peer import Drawn, OwnGroups, Peer
 from ftis.policy import Policy
 from ftis.records.files import checkpoint_path, partial_directory, saved_steps
 from ftis.selection import Selection
+
+UNFINISHED = "unfinished.ftis"
+"""The own groups of the next round, if earlier weights have sampled them."""
 
 
 class CheckpointError(FtisError):
@@ -41,12 +47,14 @@ def save(
     selections: Mapping[str, Mapping[str, Any]] | None = None,
     best: int = 0,
     pinned: Collection[int] = (),
+    unfinished: bytes = b"",
 ) -> Path:
     """Write ``checkpoint-<step>`` under ``directory`` and delete all but the newest ``keep`` and ``checkpoint-<best>``.
 
     Args:
         selections: the state of each selection that has one, by its name.
         pinned: steps that are kept beside these, and do not count among the newest.
+        unfinished: of :func:`unfinished`.
 
     Raises:
         CheckpointError: the disk is full or refuses to write. Earlier checkpoints are unchanged.
@@ -62,6 +70,8 @@ def save(
             torch.save(policy.optimizer.state_dict(), state / "optimizer.pt")
             (state / "cursor.json").write_text(json.dumps(asdict(cursor)), encoding="utf-8")
             (state / "selections.json").write_text(json.dumps(selections or {}), encoding="utf-8")
+            if unfinished:
+                (state / UNFINISHED).write_bytes(unfinished)
             (state / "digests.json").write_text(json.dumps(_digests(partial), indent=1), encoding="utf-8")
             _flush(partial)
             delete(target)
@@ -107,6 +117,27 @@ def load(
         load_state(policy.optimizer, torch.load(state, map_location="cpu", weights_only=True, mmap=True))
         cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
     return policy, cursor, states
+
+
+def unfinished(peer: Peer) -> bytes:
+    """The groups of the round to finish next as a message; empty if the present weights would draw them again."""
+    drawn = peer.unfinished
+    if drawn is None or not drawn.staleness:
+        return b""
+    header = replace(peer.member.header, round=drawn.round)
+    return encode(Message(header, tuple(scored.group for scored in drawn.own.kept)))
+
+
+def go_on(peer: Peer, directory: Path, step: int) -> None:
+    """Give a peer the groups of the next round that ``checkpoint-<step>`` holds, if it holds some.
+
+    They are scored again, as any reward function must score them alike.
+    """
+    path, admitter = checkpoint_path(directory, step) / "trainer_state" / UNFINISHED, peer.member.admitter
+    if path.exists():
+        groups = decode(path.read_bytes(), admitter.terms.limits).groups
+        own = OwnGroups([admitter.score_group(group) for group in groups], ())
+        peer.ahead = Drawn(step, own, staleness=1)
 
 
 def hand_over(source: Policy, target: Policy) -> None:

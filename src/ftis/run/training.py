@@ -11,6 +11,7 @@ from ftis.admission import Score
 from ftis.engines.devices import peak_bytes
 from ftis.episodes import Episodes
 from ftis.measures import RoundRecord
+from ftis.member import Outgoing
 from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.prompts import Task
@@ -87,6 +88,7 @@ class Trainer:
         say: Say,
         should_stop: Callable[[], bool] = lambda: False,
         next_round: Callable[[int], int] = lambda round: round,
+        offer: Callable[[Outgoing], None] = lambda outgoing: None,
     ) -> Rounds:
         """Train from the peer's cursor to the recipe's last round: train, record, save, evaluate.
 
@@ -98,6 +100,8 @@ class Trainer:
         Args:
             should_stop: asked before each round.
             next_round: the round after so many finished ones: a later one if the swarm went on without this peer.
+            offer: called with the message before it is yielded, and with ``training.overlap`` before the next round
+                is sampled.
         """
         peer, member, training = self.peer, self.peer.member, self.peer.recipe.training
         self.records.cut_back_to(member.cursor.step or -1)  # a peer that starts again is evaluated again
@@ -109,7 +113,11 @@ class Trainer:
                     raise Stopped
                 round = next_round(member.cursor.step)
                 member.cursor = replace(member.cursor, step=round)
-                collected = yield peer.begin(round)
+                outgoing = peer.begin(round)
+                offer(outgoing)
+                if training.overlap and round + 1 < training.rounds:
+                    peer.sample_ahead(round + 1)
+                collected = yield outgoing
                 if collected is None:
                     raise Stopped
                 record = peer.finish(round, collected)
@@ -144,6 +152,9 @@ class Trainer:
         checkpoint.hand_over(self.policy_of(guard.back_to), peer.policy)
         peer.sampler.weights_moved(peer.policy)
         guard.best = peer.member.cursor.step  # the same weights, saved in a moment
+        if peer.ahead is not None:
+            peer.ahead = None
+            guard.remarks.append(f"round {guard.best + 1} is sampled again, by the weights of step {guard.back_to}")
 
     def report_guard(self, say: Say) -> None:
         """Report the guard's decisions in this round."""
@@ -164,7 +175,11 @@ class Trainer:
         if isinstance(score := peer.member.admitter.score, WeightedScorer):
             table = record.rollouts
             rows = zip(table["source"], table["question"], table["completion"], strict=True)
-            record.metrics.update(score.means([(asked, text) for source, asked, text in rows if source == peer.name]))
+            kept = peer.ahead.own.kept if peer.ahead else ()
+            prompts = peer.member.task.train
+            ahead = {(prompts[s.group.item].question, text) for s in kept for text in s.completions}
+            own = [(asked, text) for source, asked, text in rows if source == peer.name]
+            record.metrics.update(score.means(own, ahead))
         if memory := peak_bytes(peer.policy.device):
             record.metrics["peak_memory"] = memory
         self.records.round(record)
@@ -234,7 +249,8 @@ class Trainer:
         between = {step for step in saved_steps(place) if step % training.save_every} if self.guard else set()
         self.records.sync()
         limit = training.save_total_limit
-        checkpoint.save(place, peer.policy, peer.member.cursor, limit, states, best, pinned | between)
+        unfinished = checkpoint.unfinished(peer)
+        checkpoint.save(place, peer.policy, peer.member.cursor, limit, states, best, pinned | between, unfinished)
         # The guard needed the others until this one was whole.
         for step in between - pinned - {best, peer.member.cursor.step}:
             checkpoint.delete(checkpoint_path(place, step))

@@ -241,7 +241,7 @@ class Display:
     def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
         """Print once that the sampler's log-probabilities differ from the learner's, and the remedy taken."""
         recomputed, in_step = metrics.get("sampling/logp_recomputed"), metrics.get("sampling/logp_in_step")
-        if "log-probs" in notes or not (recomputed or in_step):
+        if "log-probs" in notes or metrics.get("sampling/staleness") or not (recomputed or in_step):
             return
         notes["log-probs"] = "computed again" if recomputed else "from the step"
         gap = metrics.get("sampling/checked_logp_difference/max")

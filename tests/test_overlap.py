@@ -1,0 +1,222 @@
+"""``training.overlap``: a round is sampled before the one before it is learned from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_files import differences, records_of, weights
+
+from ftis.admission import Collected
+from ftis.config import Recipe, RecipeError
+from ftis.learning import judge
+from ftis.peer import Peer
+from ftis.recipe.parsing import parse
+from ftis.records.events import Event, NetworkEvent, RoundEnded
+from ftis.records.files import read_jsonl, saved_steps
+from ftis.records.writing import Records
+from ftis.rollouts import collate
+from ftis.run.assembly import assemble
+from ftis.run.runs import run
+from ftis.run.training import Trainer
+from ftis.swarm.regret import NoRegret
+from recipes import pair_of
+
+ROUNDS, ALARM = 8, 5
+
+
+def recipe_in(place: Path, models: dict[str, Path], overlap: int = 1, peers: str = "ab", **more: Any) -> Recipe:
+    training = {"rounds": ROUNDS, "prompts_per_round": 4, "eval_every": 0, "save_every": 2, "overlap": overlap}
+    document = pair_of(models, place, 2e-2, training=training | more.pop("training", {}), **more)
+    document["peers"] = [peer for peer in document["peers"] if peer["name"] in peers]
+    return parse(document, where="test")
+
+
+def peer_of(place: Path, models: dict[str, Path], **more: Any) -> Peer:
+    return assemble(recipe_in(place, models, peers="a", **more), "a", place).peer
+
+
+def finish(peer: Peer, round: int) -> dict[str, Any]:
+    return peer.finish(round, Collected({})).metrics
+
+
+# --- own rollouts of earlier weights ----------------------------------------------------------------------------------
+
+
+def test_own_rollouts_of_earlier_weights_are_weighed_as_foreign_ones(tmp_path: Path, models: dict[str, Path]) -> None:
+    peer = peer_of(tmp_path, models)
+    peer.begin(0)
+    peer.sample_ahead(1)
+    assert finish(peer, 0)["sampling/staleness"] == 0
+    peer.begin(1)
+    batch = collate(peer._begun[1].drawn.own.kept, peer.member.prompt_ids, "a")
+    member, cap = peer.member, peer.member.objective.importance_sampling_clip_max
+    asked = (batch, member.advantages(batch), peer.policy, peer.decoding, member.objective, 1)
+    start = judge(*asked, on_policy=False)
+    old = peer.policy.logps(batch.prompts(start.rows), batch.completion_ids(start.rows), 1.0)
+    ratios = [np.exp(one - batch.rollouts[row].gen_logp) for one, row in zip(old, start.rows, strict=True)]
+    assert start.diagnostics is not None
+    np.testing.assert_allclose(start.diagnostics.raw_weight, np.concatenate(ratios), rtol=1e-4)
+    np.testing.assert_allclose(start.diagnostics.weight, np.concatenate(ratios).clip(max=cap), rtol=1e-4)
+    assert np.abs(np.concatenate(ratios) - 1).max() > 0.01
+    assert not len(start.gap)  # it would be no difference between sampler and learner
+
+    row = finish(peer, 1)
+    assert row["sampling/staleness"] == 1
+    assert row["peer/a/sampling/importance_sampling_ratio/max"] == pytest.approx(max(map(np.max, ratios)), rel=1e-4)
+    assert row["peer/a/dropped"] == 0
+    assert "foreign_used" not in row
+    assert "sampling/checked_logp_difference/max" not in row
+
+
+def test_a_round_is_sampled_by_the_weights_of_two_rounds_before(tmp_path: Path, models: dict[str, Path]) -> None:
+    peer, lockstep = (peer_of(tmp_path / str(overlap), models, overlap=overlap) for overlap in (1, 0))
+    sent = []
+    for round in range(3):
+        sent.append(peer.begin(round).message)
+        peer.sample_ahead(round + 1)
+        finish(peer, round)
+    assert lockstep.begin(0).message == sent[0]
+    lockstep.sample_ahead(1)
+    assert lockstep.begin(1).message == sent[1]
+    assert "sampling/staleness" not in finish(lockstep, 0)
+    assert lockstep.begin(2).message == sent[2]
+
+
+def test_seconds_of_sampling_ahead_count_for_its_own_round_and_not_as_waiting(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, now = peer_of(tmp_path, models), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    sample = peer.sample
+
+    def slow(round: int) -> Any:
+        now[0] += 10.0 ** (round + 1)
+        return sample(round)
+
+    peer.sample = slow  # type: ignore[method-assign]
+    peer.begin(0)
+    peer.sample_ahead(1)
+    now[0] += 3
+    rows = [finish(peer, 0)]
+    peer.begin(1)
+    rows.append(finish(peer, 1))
+    assert [(row["time/sample"], row["time/wait"], row["step_time"]) for row in rows] == [(10, 3, 13), (100, 0, 100)]
+
+
+def test_overlap_does_not_go_with_resampling(tmp_path: Path, models: dict[str, Path]) -> None:
+    with pytest.raises(RecipeError, match="resample"):
+        recipe_in(tmp_path, models, training={"resample": "fill"})
+    with pytest.raises(RecipeError, match="overlap"):
+        recipe_in(tmp_path, models, overlap=2)
+
+
+# --- killed and resumed -----------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Nothing handles it, as nothing handles a kill."""
+
+
+@contextmanager
+def killed_at(owner: type, method: str, call: int, when: str) -> Iterator[None]:
+    """Die before or after a method is called for the ``call``-th time."""
+    original, calls = getattr(owner, method), [0]
+
+    def deadly(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call and when == "before":
+            raise Killed
+        returned = original(*arguments, **options)
+        if calls[0] == call:
+            raise Killed
+        return returned
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, method, deadly)
+        yield
+
+
+@pytest.fixture
+def goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard of peer ``a`` goes back to the second checkpoint after the round ``ALARM``."""
+
+    def take(self: NoRegret, step: int, groups: Any, senders: Any) -> None:
+        self.best, self.remarks = 2, []
+        self.back_to = 2 if step == ALARM and self.own == "a" else None
+
+    monkeypatch.setattr(NoRegret, "take", take)
+
+
+KILLS = [
+    (Peer, "begin", 2, "before"),
+    (Peer, "sample_ahead", 3, "after"),
+    (Peer, "finish", 1, "before"),
+    (Peer, "learn_from", 2, "after"),
+    (Trainer, "go_back", 3, "before"),
+    (Records, "round", 1, "after"),
+    (Trainer, "save", 1, "after"),
+    (Trainer, "save", 1, "before"),
+]
+"""Between two kills the peer finishes a few rounds, or none."""
+
+
+def test_killed_at_each_point_of_a_round_it_ends_as_if_unbroken(
+    goes_back: None, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    rewards = {"function": ["earned.third", "recipes.evenness"]}
+    recipe, said = recipe_in(tmp_path, models, reward=rewards, training={"no_regret": 0.1}), list[str]()
+
+    def say(event: Event) -> None:
+        if isinstance(event, NetworkEvent):
+            said.append(event.text)
+
+    def train(place: Path) -> None:
+        """Train the peer ``a`` from its newest checkpoint on, while nothing comes from ``b``."""
+        step = max(saved_steps(place), default=0)
+        with closing(assemble(recipe, "a", place, resume_step=step)) as trainer, suppress(StopIteration):
+            rounds = trainer.train(say)
+            next(rounds)
+            while True:
+                rounds.send(Collected({}, ("b",)))
+
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    train(unbroken)
+    assert said == [f"round {ALARM + 1} is sampled again, by the weights of step 2"]
+    for kill in KILLS:
+        with killed_at(*kill), pytest.raises(Killed):
+            train(killed)
+    train(killed)
+    assert differences(records_of(killed), records_of(unbroken)) == []
+    one, other = (weights(place / f"checkpoint-{ROUNDS}") for place in (unbroken, killed))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    rows = read_jsonl(unbroken / "metrics.jsonl")
+    assert [row["sampling/staleness"] for row in rows] == [int(at not in (0, ALARM)) for at in range(ROUNDS)]
+
+
+def test_peers_of_one_machine_overlap_and_a_stopped_run_goes_on_alike(tmp_path: Path, models: dict[str, Path]) -> None:
+    """It is stopped while ``a`` waits, and ``b`` is asked before its round."""
+
+    def recipe(place: str) -> Recipe:
+        return recipe_in(tmp_path / place, models, training={"rounds": 5})
+
+    assert run(recipe("unbroken"))
+    stop = threading.Event()
+
+    def say(event: Event) -> None:
+        if isinstance(event, RoundEnded) and event.metrics["step"] == 3:
+            stop.set()
+
+    assert not run(recipe("stopped"), say=say, stop=stop)
+    assert run(recipe("stopped"), resume=True)
+    unbroken, stopped = (records_of(tmp_path / place / "tiny-seed0") for place in ("unbroken", "stopped"))
+    assert differences(stopped, unbroken) == []
+    rows = unbroken["F-TIS/b/metrics.jsonl"]
+    assert [row["peer/a/admitted"] for row in rows] == [16] * 5
