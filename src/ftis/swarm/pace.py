@@ -4,8 +4,12 @@ Once more than half of the peers have delivered, at the time h, the rest have un
 is the median of all peers' delivery times since the end of the round before, and at least :data:`LEAST_SECONDS`. While
 at most half have delivered nobody is late: if all are slow together, all are waited for.
 
-A late round costs a peer :data:`LATE` strikes, one in time takes one back. Beyond :data:`LATE` it is not waited for. So
-in the long run it is late, and waited for, in at most one of ``LATE + 1`` rounds.
+A late round costs a peer :data:`LATE` strikes, one in time takes one back. Beyond :data:`LATE` it is not waited for
+until it has none. So in the long run it is late, and waited for, in at most one of ``LATE + 1`` rounds. A round that
+lacks more than half of all at its deadline costs nobody a strike: the deadline or this peer is at fault.
+
+A peer that is not waited for is in time with each offer that comes within ``patience · m`` of its last one, however
+many rounds the others are ahead.
 
 Peers need not agree, since a round's messages need not be the same everywhere. A peer that waited longer than the
 others finds their next messages there at once. Then m is small, and it catches up.
@@ -36,7 +40,11 @@ class Pace:
         took: in this round, the delivery times in seconds; the time that an offer lay waiting for this peer is no
             part of them.
         strikes: by peer.
-        ended: of earlier rounds, the time after which a message was late, and the peers that were not waited for.
+        unawaited: the peers that are not waited for.
+        span: the time within which the next offer of a peer is prompt.
+        last: the time of each peer's last offer, and its round.
+        prompt: the peers and rounds of prompt offers, until that counts.
+        asked: the peers and rounds whose contents this peer asked for.
     """
 
     patience: float
@@ -47,13 +55,42 @@ class Pace:
     came: dict[str, float] = field(default_factory=dict)
     took: dict[str, float] = field(default_factory=dict)
     strikes: dict[str, int] = field(default_factory=dict)
-    ended: dict[int, tuple[float, frozenset[str]]] = field(default_factory=dict)
+    unawaited: set[str] = field(default_factory=set)
+    span: float = float("inf")
+    last: dict[str, tuple[float, int]] = field(default_factory=dict)
+    prompt: set[tuple[str, int]] = field(default_factory=set)
+    asked: set[tuple[str, int]] = field(default_factory=set)
 
-    def start(self, now: float, oldest: int) -> None:
-        """Begin to wait, since this peer has delivered. Forget rounds before ``oldest``."""
+    def start(self, now: float, oldest: int) -> Mapping[str, bool]:
+        """Begin to wait, since this peer has delivered. Contents of rounds before ``oldest`` are of no use from now on.
+
+        Returns the same as :meth:`close`.
+        """
         self.since, self.came, self.took = now, {}, {}
+        unasked = {place for place in self.prompt - self.asked if place[1] < oldest}
+        for peer, _ in unasked:
+            self._was_in_time(peer)
         self.heard = {place: at for place, at in self.heard.items() if place[1] >= oldest}
-        self.ended = {round: end for round, end in self.ended.items() if round >= oldest}
+        for places in (self.prompt, self.asked):
+            places -= {place for place in places if place[1] < oldest}
+        return self._changed()
+
+    def offered(self, peer: str, round: int, now: float, too_late: bool) -> Mapping[str, bool]:
+        """Note an offer. If its contents are of no use any more, it counts at once. Returns what :meth:`close` does."""
+        at, latest = self.last.get(peer, (float("-inf"), -1))
+        if round <= latest:
+            return {}
+        self.last[peer] = now, round
+        if now <= at + self.span:
+            self.prompt.add((peer, round))
+            if too_late:
+                return self.came_later(peer, round)
+        return {}
+
+    def forget(self, peer: str, round: int) -> None:
+        """Forget an offer."""
+        self.heard.pop((peer, round), None)
+        self.prompt.discard((peer, round))
 
     def delivered(self, peer: str, round: int, now: float) -> None:
         """Note that ``peer`` has delivered for the awaited round."""
@@ -74,37 +111,43 @@ class Pace:
         return half + (self.patience - 1) * max(median, LEAST_SECONDS) + joined
 
     def waits_for(self, peer: str) -> bool:
-        return self.strikes.get(peer, 0) <= LATE
+        return peer not in self.unawaited
 
-    def close(self, round: int, now: float, late: Collection[str], others: Collection[str]) -> Mapping[str, bool]:
+    def close(self, round: int, late: Collection[str], now: float) -> Mapping[str, bool]:
         """End the round. Returns, for each peer for which that changed, whether it is waited for from now on.
 
         Args:
             late: the peers that were waited for, and did not deliver.
-            others: the peers that were not waited for, and did not deliver.
         """
-        before = {peer: self.waits_for(peer) for peer in self.strikes}
-        self.ended[round] = max(now, self.end("", len(late))), frozenset(others)
-        for peer in late:
-            self.strikes[peer] = min(self.strikes.get(peer, 0) + LATE, 2 * LATE)
+        if (median := self.median(len(late))) is not None:
+            self.span = self.patience * max(median, LEAST_SECONDS)
+        if 2 * len(late) <= 1 + len(self.came) + len(late):
+            for peer in late:
+                self.strikes[peer] = min(self.strikes.get(peer, 0) + LATE, 2 * LATE)
         for peer in self.came:
+            self.prompt.discard((peer, round))
             self._was_in_time(peer)
         self.began = now
-        return self._changed(before)
+        return self._changed()
 
     def came_later(self, peer: str, round: int) -> Mapping[str, bool]:
         """Note that a message of ``peer`` for a closed round came. Returns the same as :meth:`close`."""
-        before = {peer: self.waits_for(peer)}
-        end, others = self.ended.get(round, (0.0, frozenset()))
-        if peer in others and self.heard.get((peer, round), float("inf")) <= end:
-            self._was_in_time(peer)
-        return self._changed(before)
+        if (peer, round) in self.prompt:
+            self.prompt.discard((peer, round))
+            if peer in self.unawaited:
+                self._was_in_time(peer)
+        return self._changed()
 
     def _was_in_time(self, peer: str) -> None:
         self.strikes[peer] = max(self.strikes.get(peer, 0) - 1, 0)
 
-    def _changed(self, before: Mapping[str, bool]) -> Mapping[str, bool]:
-        return {peer: not waited for peer, waited in before.items() if self.waits_for(peer) != waited}
+    def _changed(self) -> Mapping[str, bool]:
+        unawaited = {
+            peer for peer, strikes in self.strikes.items() if strikes > (0 if peer in self.unawaited else LATE)
+        }
+        changed = {peer: peer not in unawaited for peer in sorted(unawaited ^ self.unawaited)}
+        self.unawaited = unawaited
+        return changed
 
 
 def _upper_median(times: Collection[float], awaited: int) -> float | None:

@@ -255,9 +255,11 @@ class Rounds:
             detail = f"two different offers for round {round + 1}"
             return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
         other.newest = max(other.newest, round)
-        if self._is_news(other, offer, known):
+        if is_news := self._is_news(other, offer, known):
             other.offers[round] = offer
             self._pace.heard.setdefault((peer, round), now)
+        if is_news or round < self._oldest:
+            self._changes += self._pace.offered(peer, round, now, not is_news).items()
         return []
 
     def _is_news(self, other: Other, offer: Manifest, known: Manifest | None) -> bool:
@@ -270,7 +272,7 @@ class Rounds:
             if least == offer.round:
                 return False
             del other.offers[least]
-            self._pace.heard.pop((offer.peer, least), None)
+            self._pace.forget(offer.peer, least)
         return True
 
     def _needed_after(self, other: Other, round: int) -> tuple[bool, bool, int]:
@@ -341,7 +343,7 @@ class Rounds:
         self._awaited = _Awaited(round, now, tuple(name for name in self._others if name not in skip))
         self._noticed = self._asked = now
         self._waited = {}
-        self._pace.start(now, self._oldest)
+        self._changes += self._pace.start(now, self._oldest).items()
         for name in offers_only:
             if name in self._others:
                 self._others[name].offers_only.add(round)
@@ -387,6 +389,7 @@ class Rounds:
                 for of_round in other.offers
                 if oldest <= of_round <= self._awaited.round and of_round not in done
             ]
+            self._pace.asked.update((name, of_round) for of_round in due)
             if due and other.fetching is None:
                 other.fetching = max(due)
                 fetches.append(Fetch(other.offers[max(due)]))
@@ -442,9 +445,8 @@ class Rounds:
 
     def _end_of_round(self, now: float, late: Collection[str], decisions: list[Decision]) -> None:
         """Note who was late, and name those that are waited for no longer or again."""
-        round, wanted = self._awaited.round, self._awaited.wanted
-        others = [name for name in wanted if name not in late and not self._others[name].has_delivered(round)]
-        changes = [*self._changes, *self._pace.close(round, now, late, others).items()]
+        round = self._awaited.round
+        changes = [*self._changes, *self._pace.close(round, late, now).items()]
         self._changes.clear()
         for name, again in changes:
             how = "waited for again, after rounds in time" if again else "not waited for any longer: often late"
