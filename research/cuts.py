@@ -52,8 +52,9 @@ def probe_cuts(run: Path, arm: str | None, peer: str, step: int) -> dict[str, An
 
 
 def compare_cuts(peer: Peer, batch: Batch) -> dict[str, Any]:
-    """The result of :func:`probe_cuts` for the texts in ``batch``."""
-    aligned = [row for row, rollout in enumerate(batch.rollouts) if rollout.sent and not rollout.sent.fault]
+    """The result of :func:`probe_cuts` for the texts in ``batch`` that hold no answers of an environment."""
+    of_text = [(row, rollout) for row, rollout in enumerate(batch.rollouts) if rollout.sent and not rollout.observed]
+    aligned = [row for row, rollout in of_text if rollout.sent and not rollout.sent.fault]
     if not aligned:
         raise RunError(
             f"peer {peer.name!r} has no foreign text in this round: choose another step, or a run whose peers exchange "

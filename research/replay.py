@@ -195,8 +195,8 @@ def _sent(came: Mapping[str, Any] | None) -> Sent | None:
     """The text as it came, if a rollout came as text."""
     if came is None:
         return None
-    sizes, counts = (np.array(came[name], np.int32) for name in ("size_S", "tokens_U"))
-    return Sent(came["text"], sizes, np.array(came["gen_logp_S"], np.float32), counts, came["fault"], came["end"])
+    sizes, counts, ends = (np.array(came[name], np.int32) for name in ("size_S", "tokens_U", "ends"))
+    return Sent(came["text"], sizes, np.array(came["gen_logp_S"], np.float32), counts, came["fault"], ends)
 
 
 def recordings(run: Path, arm: str | None = None, peers: Sequence[str] = ()) -> list[Recording]:

@@ -716,7 +716,7 @@ def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:
     (group,) = spoken(np.random.default_rng(1), 1)
     known = TokenBytes.of(byte_level(["ab", " the"]))
     admitted = [
-        in_tokens(text, one) for text, one in zip(group.rollouts, align(group.rollouts, known, 256), strict=True)
+        in_tokens(text, [one]) for text, one in zip(group.rollouts, align(group.rollouts, known, 256), strict=True)
     ]
     of_bytes, of_tokens = (Spellings().as_sent(rollouts) for rollouts in (group.rollouts, admitted))
     for came, kept in zip(of_bytes, of_tokens, strict=True):
@@ -729,7 +729,7 @@ def test_what_was_admitted_as_text_is_tested_as_it_came() -> None:
 def test_the_ends_of_a_sender_are_told_apart_in_what_came_and_in_what_was_admitted() -> None:
     known = TokenBytes.of(byte_level([]))
     texts = [Rollout(ints(*b"a", END + end), floats(-1, -2), ints(0, 1)) for end in (0, 1, 2, 1)]
-    admitted = [in_tokens(text, one) for text, one in zip(texts, align(texts, known, 256), strict=True)]
+    admitted = [in_tokens(text, [one]) for text, one in zip(texts, align(texts, known, 256), strict=True)]
     for rollouts in (texts, admitted):
         numbers = [rollout.completion_ids[1] for rollout in Spellings().as_sent(rollouts)]
         assert [numbers[0] == n for n in numbers] == [True, False, False, False]

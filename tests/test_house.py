@@ -39,7 +39,7 @@ CORE = [
 
 WINGS = {
     "honesty": "contexts spellings evidence frequent selection",
-    "text": "token_bytes completions units messages selection",
+    "text": "token_bytes completions turns units messages selection",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
     "rewards": "scoring helper words grammar numbers shapes latex formulas gym answers parts",

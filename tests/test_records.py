@@ -18,7 +18,7 @@ from ftis.measures import RoundRecord
 from ftis.records.files import read_jsonl
 from ftis.records.writing import ROLLOUTS, Records, TrackerError, open_trackers, read_rollouts
 
-SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1], "end": 1}
+SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1], "ends": [1]}
 
 
 def rollouts(n: int, *, scored: bool = True) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_the_senders_cuts_in_the_learners_tokens() -> None:
         (ids,) = theirs.encode([text])
         written = as_texts([Rollout(np.append(ids, np.int32(end)), -np.ones(len(ids) + 1, np.float32))], theirs, [end])
         (aligned,) = align(written, known, end)
-        recut = in_senders_cuts(in_tokens(written[0], aligned), known)
+        recut = in_senders_cuts(in_tokens(written[0], [aligned]), known)
         assert [known.join(recut[i : i + 1]).tobytes() for i in range(len(recut))] == pieces
 
 
@@ -334,7 +334,7 @@ def test_peers_of_one_tokenizer_read_each_others_ends_as_sampled(place: Path) ->
     message = encode(Message(peers["b"].member.header, tuple(peers["b"].member.write([group]))))
     (scored,) = peers["a"].member.admitter.admit("b", message, 0).admitted
     assert [r.completion_ids.tolist() for r in scored.group.rollouts] == [ids.tolist() for ids in ended]
-    assert [r.sent.end for r in scored.group.rollouts if r.sent] == [0, 1, 0, 1]
+    assert [r.sent.ends.tolist() for r in scored.group.rollouts if r.sent] == [[0], [1], [0], [1]]
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])

@@ -18,6 +18,7 @@ from ftis.codec import FRACTION_BITS, Header, Limits, Message, encode
 from ftis.config import LogpPrecision
 from ftis.rollouts import Floats, Group, Ints, Rollout
 from ftis.text.completions import END, MOST_ENDS
+from ftis.text.turns import joined
 
 RUN = "00112233445566778899aabbccddeeff"
 TOKENIZER = "f0e0d0c0b0a090807060504030201000"
@@ -172,7 +173,7 @@ log_probabilities = st.floats(-100, 0, width=32)
 
 
 @st.composite
-def spoken_rollouts(draw: st.DrawFn) -> Rollout:
+def spoken_turns(draw: st.DrawFn) -> Rollout:
     """Text cut into tokens anywhere, also inside characters."""
     raw = draw(texts).encode("utf-8")
     cuts = sorted(draw(st.sets(st.integers(1, max(len(raw) - 1, 1)), max_size=20)))
@@ -181,6 +182,10 @@ def spoken_rollouts(draw: st.DrawFn) -> Rollout:
     end = draw(st.integers(0, MOST_ENDS - 1)) if not tokens or draw(st.booleans()) else None
     count = len(tokens) + (end is not None)
     return spoken(tokens, draw(st.lists(log_probabilities, min_size=count, max_size=count)), end)
+
+
+spoken_rollouts = st.lists(spoken_turns(), min_size=1, max_size=3).map(joined)
+"""Completions of one turn or more."""
 
 
 @st.composite
@@ -195,7 +200,7 @@ def messages(draw: st.DrawFn) -> Message:
     else:
         pairs = st.lists(st.tuples(st.integers(0, 2**31 - 1), log_probabilities), max_size=5)
         of_ids = pairs.map(lambda drawn: rollout([i for i, _ in drawn], [p for _, p in drawn]))
-        of = spoken_rollouts() if draw(st.booleans()) else of_ids
+        of = spoken_rollouts if draw(st.booleans()) else of_ids
         groups = draw(st.lists(st.tuples(u32, st.lists(of, max_size=4)), max_size=4))
     return Message(header, tuple(Group(header.peer, header.round, item, tuple(of)) for item, of in groups))
 

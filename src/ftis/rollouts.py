@@ -55,12 +55,12 @@ class Sent:
     """A completion as a sender of another tokenizer sampled it.
 
     Attributes:
-        text: in UTF-8, without the end.
+        text: in UTF-8, without its ends.
         size_S: int32 [S], the bytes of each of its tokens; 0 for an end.
         gen_logp_S: float32 [S], log π_gen of each.
         tokens_U: int32 [U], how many of them are in each unit.
         fault: the reason why nothing is learned from it; empty if something is.
-        end: the number of the end token that the sender sampled, if it ended the completion.
+        ends: int32, the number of the end token that the sender sampled at each of its ends, in order.
     """
 
     text: bytes
@@ -68,7 +68,7 @@ class Sent:
     gen_logp_S: Floats
     tokens_U: Ints
     fault: str = ""
-    end: int = 0
+    ends: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 class Observed(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,21 @@ from ftis.prompts import TaskError
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
 from ftis.sampling import Decoding, Sampler
 from ftis.tasks.rendering import chat_text, is_chat, render_prompt
+from ftis.text.messages import at_most
+from ftis.text.turns import turn_stops
 
 MARK = "the model's turn"
 """A placeholder of a turn, behind which the chat template's text is found."""
 LETTERS = 64
 """The most characters of an answer, for each token of a completion. A longer one has no room, and is not tokenised."""
+
+
+class Turn(NamedTuple):
+    """A model's turn: its ids, its text up to a stop string, and whether an end token ended it."""
+
+    ids: Ints
+    text: str
+    by_token: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +64,8 @@ class Player:
         end_ids: ids that end a turn.
         most: the most tokens of a completion, drawn and observed.
         most_turns: the most turns that the model has.
+        most_read: item → the most tokens, drawn and observed, of a completion of another tokenizer from which this peer
+            learns. Its sender counted its own.
     """
 
     environment: Environment
@@ -64,6 +76,7 @@ class Player:
     stop: tuple[str, ...]
     most: int
     most_turns: int
+    most_read: Callable[[int], int] = lambda item: 0
 
     def render(self, prompt: Prompt) -> Ints:
         """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools."""
@@ -110,7 +123,8 @@ class Player:
         episodes = [self._played_again(prompt, rollout) for rollout in group.rollouts]
         if stopped := [row for row, episode in enumerate(episodes) if episode.left]:
             raise UnplayableError(f"rollout {stopped[0]} stops before the episode's end")
-        rollouts = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
+        played = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
+        rollouts = [at_most(self.most_read(prompt.item), rollout) if rollout.sent else rollout for rollout in played]
         rewards = tuple(episode.reward for episode in episodes if episode.reward is not None)
         return replace(group, rollouts=tuple(rollouts)), tuple(episode.text for episode in episodes), rewards
 
@@ -126,7 +140,7 @@ class Player:
             f"played again: make answers depend on the row and the actions alone"
         )
         try:
-            played = self(prompt, rollout.completion_ids)
+            played = self(prompt, rollout.completion_ids) if rollout.sent is None else self._heard(prompt, rollout)
         except UnplayableError:
             if rollout.observed:
                 raise differs from None
@@ -142,39 +156,60 @@ class Player:
         Raises:
             UnplayableError: a token stands behind the episode's end, or the episode is longer than a completion may be.
         """
-        turns = self._turns(drawn)
+        turns = self.turns(drawn)
         if len(turns) > self.most_turns:
             raise UnplayableError(f"turn {self.most_turns + 1} stands behind the episode's end")
         texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
         by_token = [int(turn[-1]) in self.end_ids for turn in turns]
-        ended = [end or holds(self.stop, text) for end, text in zip(by_token, texts, strict=True)]
-        played = texts if all(ended) else texts[: ended.index(False)]
-        transcript = self.environment.play(prompt, played, LETTERS * self.most)
+        return self._play(prompt, list(map(Turn, turns, texts, by_token)), self.most)
+
+    def _heard(self, prompt: Prompt, rollout: Rollout) -> Played:
+        """Play a completion that came as text. It ends where its sender stopped, who may have had no room for more."""
+        came = rollout.sent
+        assert came is not None
+        stops_S = turn_stops(came.text, came.size_S, self.stop, self.most_turns)
+        stops_U = np.searchsorted(np.cumsum(came.tokens_U), stops_S) + 1  # a unit ends with each turn
+        stops_T = stops_U if rollout.unit is None else np.searchsorted(rollout.unit, stops_U)
+        pieces = np.split(np.frombuffer(came.text, np.uint8), np.cumsum(came.size_S)[np.array(stops_S) - 1][:-1])
+        texts = [cut_at(self.stop, piece.tobytes().decode("utf-8")) for piece in pieces]
+        by_token = [not came.size_S[stop - 1] for stop in stops_S]
+        turns = list(map(Turn, np.split(rollout.completion_ids, stops_T[:-1]), texts, by_token))
+        return self._play(prompt, turns, self.most_read(prompt.item), heard=True)
+
+    def _play(self, prompt: Prompt, turns: Sequence[Turn], room: int, heard: bool = False) -> Played:
+        """Play turns of at most ``room`` tokens with their answers. Those that were ``heard`` as text may take more."""
+        ended = [turn.by_token or holds(self.stop, turn.text) for turn in turns]
+        going = turns if all(ended) else turns[: ended.index(False)]
+        transcript = self.environment.play(prompt, [turn.text for turn in going], LETTERS * self.most)
         observed: list[Observed] = []
         parts: list[str] = []
         at = used = left = 0
-        for number, (turn, text) in enumerate(zip(turns, texts, strict=True)):
-            at, used, left = at + len(turn), used + len(turn), 0
-            if used > self.most:
-                raise UnplayableError(f"the completion has more than {self.most} tokens with its environment's answers")
-            parts.append(text)
+        for number, turn in enumerate(turns):
+            at, used, left = at + len(turn.ids), used + len(turn.ids), 0
+            if used > room and not heard:
+                raise UnplayableError(f"the completion has more than {room} tokens with its environment's answers")
+            parts.append(turn.text)
+            if heard and number + 1 == len(turns):
+                break
             answers = transcript.answers[number] if number < len(transcript.answers) else []
             answered = "\n".join(answer["content"] for answer in answers)
-            ids = self._ids(answers, answered, inline=not by_token[number]) if answers else None
-            if ids is None or number + 1 == self.most_turns or used + len(ids) >= self.most:
+            ids = self._ids(answers, answered, inline=not turn.by_token) if answers and used <= room else None
+            if answers and used > room:
+                ids = np.zeros(0, np.int32)  # nothing is learned from it
+            if ids is None or number + 1 == self.most_turns or (used + len(ids) >= room and not heard):
                 if number + 1 < len(turns):
                     raise UnplayableError(f"turn {number + 2} stands behind the episode's end")
                 break
             observed.append(Observed(at, ids))
-            parts.append(_quoted(answered) if by_token[number] else answered)
+            parts.append(_quoted(answered) if turn.by_token else answered)
             used += len(ids)
-            left = self.most - used
+            left = 0 if heard else room - used
         return Played(tuple(observed), "".join(parts), left, None if left else transcript.reward)
 
-    def _turns(self, drawn: Ints) -> list[Ints]:
+    def turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut behind each end token and each token that completes a stop string.
 
-        At most one turn more than an episode may have: cutting takes time.
+        At most one turn more than an episode may have, which holds the rest: cutting takes time.
         """
         ends = np.flatnonzero(np.isin(drawn, list(self.end_ids))) + 1
         turns: list[Ints] = []
@@ -183,7 +218,8 @@ class Player:
                 n = stopped_at(self.stop, part.tolist(), self.detokenize) if self.stop else len(part)
                 turns.append(part[:n])
                 part = part[n:]
-        return turns
+        done = sum(map(len, turns))
+        return turns if done == len(drawn) else [*turns[:-1], drawn[done - len(turns[-1]) :]]
 
     def _ids(self, answers: Sequence[dict[str, Any]], text: str, inline: bool) -> Ints:
         """The tokens between a turn and the next."""

@@ -71,8 +71,9 @@ class Spellings:
 def _spellings(rollout: Rollout) -> Iterator[bytes]:
     """The bytes of each of the sender's tokens. For its n-th end n times 0xFF, which no text holds."""
     if rollout.sent is not None:
+        ends = iter(rollout.sent.ends.tolist())
         for start, stop in itertools.pairwise([0, *np.cumsum(rollout.sent.size_S).tolist()]):
-            yield rollout.sent.text[start:stop] if stop > start else b"\xff" * rollout.sent.end
+            yield rollout.sent.text[start:stop] if stop > start else b"\xff" * next(ends)
         return
     assert rollout.unit is not None  # over bytes, as it came
     for ids in np.split(rollout.completion_ids, np.flatnonzero(np.diff(rollout.unit)) + 1):

@@ -54,7 +54,7 @@ ROLLOUTS = pa.schema(
                 "gen_logp_S": pa.list_(pa.float32()),
                 "tokens_U": pa.list_(pa.int32()),
                 "fault": pa.string(),
-                "end": pa.int32(),
+                "ends": pa.list_(pa.int32()),
             }
         ),
     }

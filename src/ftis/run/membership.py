@@ -18,7 +18,7 @@ from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError
 from ftis.engines.models import tokenizer_fingerprint, tokens_of
 from ftis.engines.stops import cut_at
-from ftis.episodes import Episodes
+from ftis.environments.play import Player
 from ftis.member import Cursor, Member, PromptIds, wanted
 from ftis.objectives import resolve
 from ftis.policy import positions_of
@@ -29,6 +29,7 @@ from ftis.selection import Selection
 from ftis.swarm.facts import agreement, run_id
 from ftis.text.messages import TextReader, end_of_text, spoken, terms_of_text, write_groups
 from ftis.text.token_bytes import TokenBytes
+from ftis.text.turns import split
 
 LONGER = 2
 """A completion of another tokenizer may take this many times as many of a peer's own tokens."""
@@ -67,7 +68,7 @@ def member_of(
     cursor: Cursor = Cursor(),  # noqa: B008 - frozen
     max_staleness: int = 0,
     max_seconds: float = math.inf,
-    episodes: Episodes | None = None,
+    episodes: Player | None = None,
 ) -> Member:
     """The member ``name`` of the recipe's swarm.
 
@@ -79,7 +80,7 @@ def member_of(
         episodes: of the task's environment, if it has one.
 
     Raises:
-        RecipeError: an environment's episodes are to be exchanged as text.
+        RecipeError: a turn that is exchanged as text ends with a token of the text.
         AlignmentError: text is exchanged, and the bytes of the tokens are unknown, or the token by which the model
             ends.
     """
@@ -94,12 +95,7 @@ def member_of(
     )
     prompt_ids = PromptIds(task.train, render)
     if recipe.exchange == "text" and len(recipe.peers) > 1:
-        if episodes is not None:
-            raise RecipeError(
-                "task.environment: episodes are exchanged as token ids, and these peers' tokenizers differ: take "
-                "models of one family"
-            )
-        admitter, write = text_form(recipe, name, speaker, own_ends, prompt_ids, terms, score)
+        admitter, write = text_form(recipe, name, speaker, own_ends, prompt_ids, terms, score, episodes)
     else:
         admitter = Admitter(terms, score, lambda ids: cut_at(sampling.stop, speaker.detokenize(ids)), episodes=episodes)
         write = tuple
@@ -155,6 +151,7 @@ def text_form(
     prompt_ids: PromptIds,
     terms: Terms,
     score: Score,
+    player: Player | None,
 ) -> tuple[Admitter, Callable[[Sequence[Group]], Sequence[Group]]]:
     """An admitter of messages of text, and the function that writes own groups as text."""
     sampling = recipe.sampling
@@ -172,9 +169,22 @@ def text_form(
     # An end with bytes is sent as text. Peers of one fingerprint have the same ends, so they number them alike.
     ends = [end for end in sorted(terms.end_ids) if not known.sizes(np.array([end]))[0]]
     reader = TextReader(terms.tokenizer, known, end_id, ends, most_tokens)
-    admitter = Admitter(terms_of_text(terms), score, detokenize, lambda ids: cut_at(sampling.stop, spoken(ids)), reader)
-    most_bytes = MOST_BYTES * sampling.max_completion_length
-    return admitter, partial(write_groups, known=known, end_ids=ends, most_bytes=most_bytes)
+    write = partial(write_groups, known=known, end_ids=ends, most_bytes=MOST_BYTES * sampling.max_completion_length)
+    if player is not None:
+        if len(ends) < len(terms.end_ids):
+            raise RecipeError(
+                f"sampling.end_tokens: peer {name!r} ends turns with a token that is text, and a turn as text ends "
+                f"with none of these: name its text in sampling.stop"
+            )
+
+        def bytes_as_text(ids: Sequence[int]) -> str:
+            return known.join(np.array(ids, np.int32)).tobytes().decode("utf-8", "replace")
+
+        player = replace(player, detokenize=bytes_as_text, most_read=most_tokens)
+        reader = replace(reader, turns=partial(split, stop=player.stop, most=player.most_turns))
+        write = partial(write, turns=player.turns)
+    text_of = lambda ids: cut_at(sampling.stop, spoken(ids))  # noqa: E731
+    return Admitter(terms_of_text(terms), score, detokenize, text_of, reader, player), write
 
 
 def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:

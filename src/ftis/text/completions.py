@@ -17,8 +17,8 @@ from ftis.rollouts import Ints, Rollout
 from ftis.text.token_bytes import Bytes, TokenBytes
 
 END = 256
-"""The id behind the last byte of a completion that its sender ended by the first of its end tokens; the next one is its
-second, and so on. It is a unit of its own."""
+"""The id behind the last byte of a completion, or of a turn, that its sender ended by the first of its end tokens; the
+next id is its second, and so on. It is a unit of its own."""
 MOST_ENDS = 4
 """The most ends that a sender may use. A liar that shares one end among n hides ln n nats at each."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
@@ -96,12 +96,12 @@ def _as_text(rollout: Rollout, known: TokenBytes, ends: Mapping[int, int], most_
 
 
 def text_of(rollout: Rollout) -> str:
-    """The text of a rollout over bytes, without its end.
+    """The text of a rollout over bytes, without its ends.
 
     Raises:
         UnicodeDecodeError: the bytes are no UTF-8. Neither :func:`as_texts` nor the wire gives such.
     """
-    return rollout.completion_ids[: len(rollout) - ended(rollout)].astype(np.uint8).tobytes().decode("utf-8")
+    return rollout.completion_ids[rollout.completion_ids < END].astype(np.uint8).tobytes().decode("utf-8")
 
 
 def ended(rollout: Rollout) -> bool:

@@ -9,23 +9,45 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ftis.admission import Terms
-from ftis.rollouts import Group, Rollout, Sent
+from ftis.rollouts import Group, Ints, Rollout, Sent
 from ftis.text.completions import END, MOST_ENDS, as_texts, text_of
 from ftis.text.token_bytes import AlignmentError, TokenBytes
-from ftis.text.units import Aligned, align, as_sampled, one_unit
+from ftis.text.turns import joined
+from ftis.text.units import Aligned, align, as_sampled
 
 
 def write_groups(
-    groups: Sequence[Group], known: TokenBytes, end_ids: Sequence[int], most_bytes: int = sys.maxsize
+    groups: Sequence[Group],
+    known: TokenBytes,
+    end_ids: Sequence[int],
+    most_bytes: int = sys.maxsize,
+    turns: Callable[[Ints], Sequence[Ints]] = lambda ids: [ids],
 ) -> list[Group]:
-    """Groups of this peer's tokens as text, by :func:`~ftis.text.completions.as_texts`. Rollouts of text stay."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    texts = iter(as_texts([rollout for rollout in rollouts if rollout.unit is None], known, end_ids, most_bytes))
+    """Groups of this peer's tokens as text, by :func:`~ftis.text.completions.as_texts`. Rollouts of text stay.
+
+    Args:
+        turns: the turns of a completion. Turns behind ``most_bytes`` are left out.
+    """
+    own = [rollout for group in groups for rollout in group.rollouts if rollout.unit is None]
+    cut = [_cut(rollout, turns(rollout.completion_ids)) for rollout in own]
+    texts = iter(as_texts([turn for rollout in cut for turn in rollout], known, end_ids, most_bytes))
+    joins = iter([_within(most_bytes, [next(texts) for _ in rollout]) for rollout in cut])
 
     def written(rollout: Rollout) -> Rollout:
-        return next(texts) if rollout.unit is None else rollout
+        return next(joins) if rollout.unit is None else rollout
 
     return [replace(group, rollouts=tuple(map(written, group.rollouts))) for group in groups]
+
+
+def _cut(rollout: Rollout, turns: Sequence[Ints]) -> list[Rollout]:
+    logps = np.split(rollout.gen_logp, np.cumsum([len(ids) for ids in turns])[:-1])
+    return [Rollout(ids, logp) for ids, logp in zip(turns, logps, strict=True)]
+
+
+def _within(most_bytes: int, turns: Sequence[Rollout]) -> Rollout:
+    """The first turns that have at most as many bytes."""
+    fits = np.cumsum([int((turn.completion_ids < END).sum()) for turn in turns]) <= most_bytes
+    return joined(turns[: max(int(fits.sum()), 1)])
 
 
 def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collection[int]) -> int:
@@ -82,6 +104,7 @@ class TextReader:
         end_id: this peer's token for the end of others' completions.
         end_ids: the tokens that end a completion for all peers of this tokenizer, ascending.
         most_tokens: item → the most of this peer's tokens of a completion from which it learns.
+        turns: the turns of a completion as text, in an environment, which then counts its answers for ``most_tokens``.
     """
 
     tokenizer: str | None
@@ -89,36 +112,53 @@ class TextReader:
     end_id: int
     end_ids: Sequence[int]
     most_tokens: Callable[[int], int]
+    turns: Callable[[Rollout], Sequence[Rollout]] | None = None
 
     def __call__(self, group: Group, tokenizer: str) -> Group:
-        """The group in this peer's tokens, beside the text as it came."""
+        """The group in this peer's tokens, beside the text as it came.
+
+        Raises:
+            UnplayableError: a completion cannot be cut into turns.
+        """
+        turns = [[text] if self.turns is None else self.turns(text) for text in group.rollouts]
+        texts = [turn for of_one in turns for turn in of_one]
         if tokenizer == self.tokenizer:
-            aligned = as_sampled(group.rollouts, self.known, self.end_id, self.end_ids)
+            aligned = iter(as_sampled(texts, self.known, self.end_id, self.end_ids))
         else:
-            aligned = align(group.rollouts, self.known, self.end_id)
-        most, both = self.most_tokens(group.item), zip(group.rollouts, aligned, strict=True)
-        return replace(group, rollouts=tuple(in_tokens(text, at_most(most, text, one)) for text, one in both))
+            aligned = iter(align(texts, self.known, self.end_id))
+        read = [
+            in_tokens(text, [next(aligned) for _ in of_one]) for text, of_one in zip(group.rollouts, turns, strict=True)
+        ]
+        if self.turns is None:
+            read = [at_most(self.most_tokens(group.item), rollout) for rollout in read]
+        return replace(group, rollouts=tuple(read))
 
 
-def at_most(most: int, text: Rollout, aligned: Aligned) -> Aligned:
-    """A text with at most that many of the learner's tokens. Nothing is learned from one that takes more: its model may
-    have no room for it, and a sender cannot know how many the learner takes."""
-    ids = aligned.rollout.completion_ids
-    if len(ids) <= most:
-        return aligned
-    return one_unit(text, ids[: max(most, 1)], f"it takes {len(ids)} tokens, the most is {most}")
+def at_most(most: int, rollout: Rollout) -> Rollout:
+    """A completion that came as text, of at most that many of the learner's tokens, with an environment's answers.
+
+    Nothing is learned from one that takes more: its model may have no room for it, and a sender cannot know how many
+    the learner takes.
+    """
+    came, n = rollout.sent, len(rollout.read_ids)
+    if came is None or n <= most:
+        return rollout
+    ids, gen_logp = rollout.completion_ids[: max(most, 1)], came.gen_logp_S.sum(dtype=np.float64, keepdims=True)
+    fault, tokens_U = f"it takes {n} tokens, the most is {most}", np.array([len(came.size_S)], np.int32)
+    sent = replace(came, fault=fault, tokens_U=tokens_U)
+    return Rollout(ids, gen_logp.astype(np.float32), np.zeros_like(ids), sent)
 
 
-def in_tokens(text: Rollout, aligned: Aligned) -> Rollout:
-    """A text in the learner's tokens, beside the text as it came."""
+def in_tokens(text: Rollout, turns: Sequence[Aligned]) -> Rollout:
+    """A text in the learner's tokens, turn by turn, beside the text as it came."""
     assert text.unit is not None
-    sizes = np.bincount(text.unit[text.completion_ids < END], minlength=len(text.gen_logp)).astype(np.int32)
+    spoken = text.completion_ids < END
     came = Sent(
         text_of(text).encode("utf-8"),
-        sizes,
+        np.bincount(text.unit[spoken], minlength=len(text.gen_logp)).astype(np.int32),
         text.gen_logp,
-        aligned.sender_U.astype(np.int32),
-        aligned.fault,
-        end=max(int(text.completion_ids[-1]) - END, 0),
+        np.concatenate([turn.sender_U for turn in turns]).astype(np.int32),
+        next((turn.fault for turn in turns if turn.fault), ""),
+        text.completion_ids[~spoken] - np.int32(END),
     )
-    return replace(aligned.rollout, sent=came)
+    return replace(joined([turn.rollout for turn in turns]), sent=came)

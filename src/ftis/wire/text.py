@@ -6,12 +6,13 @@
     4     u32       B, bytes of all texts
           numbers   2 n + R: the items, the rollouts of each group, the tokens of each rollout
           numbers   T: how many bytes each token has; 0 for an end
-          numbers   for each rollout with an end: which of its sender's ends, from 0; absent if there are none
+          numbers   for each end: which of its sender's ends, from 0; absent if there are none
           stream    B bytes: the texts in UTF-8, end to end
           numbers   T: log-probabilities, as in :mod:`ftis.wire.ids`
 
-It carries rollouts over bytes, see :mod:`ftis.text.completions`: each of the sender's tokens is a unit, and an end that
-the sender sampled is its last. *Stream* and *numbers* are described in :mod:`ftis.wire.streams`.
+It carries rollouts over bytes, see :mod:`ftis.text.completions`: each of the sender's tokens is a unit, and so is an
+end that the sender sampled. An end within a rollout ends a turn. *Stream* and *numbers* are described in
+:mod:`ftis.wire.streams`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def write(columns: Columns, bits: int) -> list[bytes]:
     """The groups as text.
 
     Raises:
-        ValueError: the rollouts are not over bytes, not UTF-8, or an end is not the last unit of its rollout.
+        ValueError: the rollouts are not over bytes or not UTF-8, or an end is no unit by itself.
     """
     if columns.unit is None or len(columns.unit) != len(columns.ids):
         raise ValueError("a message of text has rollouts over bytes only: make all with as_texts")
@@ -51,8 +52,8 @@ def write(columns: Columns, bits: int) -> list[bytes]:
     is_byte, n_tokens = columns.ids < END, int(tokens.sum())
     sizes = np.bincount(unit_M[is_byte], minlength=n_tokens)
     ended = np.flatnonzero(~is_byte)
-    if not np.array_equal(np.flatnonzero(sizes == 0), unit_M[ended]) or not np.isin(ended, stops - 1).all():
-        raise ValueError("a message of text has an end that is not the last token of its rollout, and it alone")
+    if not np.array_equal(np.flatnonzero(sizes == 0), unit_M[ended]):
+        raise ValueError("a message of text has an end that is no token by itself")
     text = columns.ids[is_byte].astype(np.uint8)
     if not all_utf8(text, np.cumsum(is_byte, dtype=np.int64)[stops - 1]):
         raise ValueError("a message of text has a completion that is not UTF-8")
@@ -71,9 +72,6 @@ def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
     most = MOST_BYTES * limits.max_completion_length
     if n_bytes > n_rollouts * most:
         raise CodecError(f"{n_bytes} bytes of text in {n_rollouts} rollouts exceed the limit of {most} in each")
-    if n_bytes < n_tokens - n_rollouts:
-        raise CodecError(f"{n_bytes} bytes of text are too few for {n_tokens} tokens and {n_rollouts} ends")
-
     items, counts, tokens = read_groups(reader, n, n_rollouts, n_tokens, limits)
     if not tokens.all():
         raise CodecError(f"rollout {int(tokens.argmin())} has no tokens")
@@ -82,24 +80,22 @@ def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
         raise CodecError(f"tokens of {total} bytes in all, {n_bytes} are announced")
     stops = np.cumsum(tokens, dtype=np.int64)
     empty = np.flatnonzero(sizes == 0)
-    if (inside := ~np.isin(empty, stops - 1)).any():
-        raise CodecError(f"token {int(empty[inside.argmax()])} has no bytes, and only a rollout's last may have none")
     ends = read_numbers(reader, len(empty), "the ends") if len(empty) else np.zeros(0, np.uint32)
     if (largest := int(ends.max(initial=0))) >= MOST_ENDS:
         raise CodecError(f"end {largest} of a sender, it may have {MOST_ENDS}")
-    byte_stops = np.cumsum(sizes)[stops - 1]
-    lengths = np.diff(byte_stops, prepend=0)
-    if (longest := int(lengths.max(initial=0))) > most:
+    byte_stops = np.cumsum(sizes)
+    if (longest := int(np.diff(byte_stops[stops - 1], prepend=0).max(initial=0))) > most:
         raise CodecError(f"completion of {longest} bytes exceeds the limit of {most}")
     text = read_stream(reader, n_bytes, "the text")
-    if not all_utf8(text, byte_stops):
+    if not all_utf8(text, byte_stops[stops - 1]):
         raise CodecError("a completion is not UTF-8")
     logp = read_logp(reader, n_tokens, bits)
 
-    ended = sizes[stops - 1] == 0
-    ids = np.insert(text.astype(np.int32), byte_stops[ended], (END + ends).astype(np.int32))
+    ids = np.insert(text.astype(np.int32), byte_stops[empty], (END + ends).astype(np.int32))
+    places = np.maximum(sizes, 1)
     place_T = np.arange(n_tokens, dtype=np.int32) - np.repeat((stops - tokens).astype(np.int32), tokens)
-    return Columns(items, counts, lengths + ended, ids, logp, np.repeat(place_T, np.maximum(sizes, 1)))
+    lengths = np.diff(np.cumsum(places)[stops - 1], prepend=0)
+    return Columns(items, counts, lengths, ids, logp, np.repeat(place_T, places))
 
 
 TEXT = Form(write, read)
