@@ -29,6 +29,9 @@ from ftis.recipe.own_code import error_of_own_code
 from ftis.recipe.parsing import load, ready_made, split_override
 from ftis.records.events import Planned
 from ftis.terminal import (
+    CHECKING,
+    LOADING,
+    MEASURING,
     NEWEST,
     DryRun,
     Overrides,
@@ -36,6 +39,7 @@ from ftis.terminal import (
     RecipeFile,
     Resume,
     Resuming,
+    busy,
     check_resume,
     conclude,
     console,
@@ -159,8 +163,9 @@ def new(
 
     A reward to edit comes with it. On a terminal it asks for what is missing.
     """
-    from ftis.check.draft import REWARDS, Train, begin, problems_in
-    from ftis.models import pretrained
+    with busy(LOADING):
+        from ftis.check.draft import REWARDS, Train, begin, problems_in
+        from ftis.models import pretrained
 
     on_terminal = sys.stdin.isatty() and console.is_terminal
 
@@ -187,8 +192,8 @@ def new(
         reward = asked("reward", None if on_terminal else found.kind, f"reward ({', '.join(REWARDS)})", found.kind)
     if reward not in REWARDS:
         raise typer.BadParameter(f"--reward {reward}: take one of {', '.join(REWARDS)}")
-    with console.status("looking at the models"):
-        files, lines = begin(directory, [(local.get(name, name), how) for name, how in peers], found, reward)
+    with busy("looking at the models") as doing:
+        files, lines = begin(directory, [(local.get(name, name), how) for name, how in peers], found, reward, doing)
     for line in [*lines, *(f"wrote {file}" for file in files)]:
         console.print(line)
     for command in ("train {} --dry-run", "preflight {}", "train {}"):
@@ -203,15 +208,16 @@ def preflight(
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
     """Predict whether a recipe would learn, and what a round costs."""
-    from ftis import library
-    from ftis.check.estimate import totals
-    from ftis.check.formatting import counted
-    from ftis.recipe.arms import arms_of
-    from ftis.records.events import Stopped
-    from ftis.view import tables
-    from ftis.view.progress import Display
-
     loaded = load(recipe, set_ or [])
+    with busy(LOADING):
+        from ftis import library
+        from ftis.check.estimate import totals
+        from ftis.check.formatting import counted
+        from ftis.recipe.arms import arms_of
+        from ftis.records.events import Stopped
+        from ftis.view import tables
+        from ftis.view.progress import Display
+
     display = Display(console)
     chosen = arms_of(loaded, (arm,) if arm else ())[:1]
     which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
@@ -222,12 +228,13 @@ def preflight(
     )
     try:
         with display.live(resumes=False):
+            display(Planned((CHECKING,)))
             soundings = library.preflight(loaded, arm=arm, groups=groups, say=display)
     except Stopped:
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, chosen[0].recipe, console)
-    for line in totals(chosen):
+    for line in totals(chosen).lines:
         console.print(line)
     teaching = {one.peer for one in soundings if one.signal}
     if any(teaching.isdisjoint(peer.name for peer in swarm.peers) for swarm in chosen[0].swarms):
@@ -253,8 +260,6 @@ def train(
     overwrite: Overwrite = False,
 ) -> None:
     """Train a recipe's peers, arm by arm, and compare them. With --seeds, run it again to resume it."""
-    from ftis.run.provenance import require_same_recipe
-
     arms = tuple(arm or ())
     check_resume(resume, overwrite)
     if seeds is not None:
@@ -272,6 +277,8 @@ def train(
     if dry_run:
         _print_plan(loaded, arms)
     if resume not in (None, NEWEST):
+        from ftis.run.provenance import require_same_recipe
+
         require_same_recipe(directory, loaded)
         go_back(directory, resume, arms, dry_run)
     if dry_run:
@@ -298,11 +305,13 @@ def experiment(
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
-    from ftis import library
-    from ftis.view.progress import Display
+    with busy(LOADING):
+        from ftis import library
+        from ftis.view.progress import Display
 
     display = Display(console)
     with display.live():
+        display(Planned((CHECKING,)))
         found = library.train(loaded, only=only, resume=resume, overwrite=overwrite, say=display)
     if not found.finished:
         console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {found.directory}")
@@ -358,15 +367,17 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
 
     Ctrl-C ends the program.
     """
-    from ftis.check.estimate import fitting_jobs
-    from ftis.check.plan import of_jobs, problems, rates, remarks
-    from ftis.engines.machine import cores
-    from ftis.recipe.arms import arms_of, experiment_directory
-    from ftis.run import experiments
-    from ftis.run.prepare import check
-    from ftis.view.progress import Display
+    wanted = seeds_of(seeds)
+    with busy(LOADING):
+        from ftis.check.estimate import fitting_jobs
+        from ftis.check.plan import of_jobs, problems, rates, remarks
+        from ftis.engines.machine import cores
+        from ftis.recipe.arms import arms_of, experiment_directory
+        from ftis.run import experiments
+        from ftis.run.prepare import check
+        from ftis.view.progress import Display
 
-    wanted, arms, directory = seeds_of(seeds), arms_of(recipe), experiment_directory(recipe)
+    arms, directory = arms_of(recipe), experiment_directory(recipe)
     at_a_time = jobs or fitting_jobs(recipe, cores())
     for line in of_jobs(recipe, experiments.jobs_of(recipe, wanted), at_a_time):
         console.print(line)
@@ -374,6 +385,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
         return None
     display = Display(console)
     with display.live():
+        display(Planned((CHECKING,)))
         checked = check(arms)
         display(Planned((*problems(checked.tasks), *remarks(checked), *rates(arms))))
         finished = experiments.run_experiment(recipe, wanted, at_a_time, display, checked=checked)
@@ -387,19 +399,23 @@ def report_on(directory: Path) -> Path:
     """Write the page of a run or of a comparison over seeds. A large one takes a minute or two."""
     from ftis.view.report import write_page
 
-    with console.status("reading the records, drawing the report"):
+    with busy("reading the records, drawing the report"):
         return write_page(directory)
 
 
 def _print_plan(recipe: Recipe, only: tuple[str, ...]) -> None:
-    from ftis.check.estimate import estimate
-    from ftis.check.plan import plan
-    from ftis.recipe.arms import arms_of
-    from ftis.run.prepare import check
+    with busy(LOADING) as doing:
+        from ftis.check.estimate import estimate
+        from ftis.check.plan import plan
+        from ftis.recipe.arms import arms_of
+        from ftis.run.prepare import check
 
-    checked = check(arms_of(recipe, only))
-    after = "next: ftis preflight predicts whether it would learn, and how long a round takes"
-    for line in [*plan(checked, arms_of(recipe)), *estimate(checked.arms), after]:
+        doing(CHECKING)
+        checked = check(arms_of(recipe, only))
+        lines = plan(checked, arms_of(recipe))
+        doing(MEASURING)
+        lines += estimate(checked.arms)
+    for line in [*lines, "next: ftis preflight predicts whether it would learn, and how long a round takes"]:
         console.print(line)
 
 
@@ -421,12 +437,12 @@ def evaluate_model(
 
     Greedy pass@1, and with --samples pass@k and the mean reward of sampled completions.
     """
-    from ftis.library import open_exam
-    from ftis.records.files import write_jsonl
-
     loaded = load(recipe, set_ or [])
     sampling = loaded.sampling
-    with console.status("answering the task's validation problems"):
+    with busy("answering the task's validation problems"):
+        from ftis.library import open_exam
+        from ftis.records.files import write_jsonl
+
         exam, remarks = open_exam(model, loaded, peer, limit)
         for line in remarks:
             console.print(line)
@@ -434,7 +450,7 @@ def evaluate_model(
     console.print(f"{loaded.task.name}: {result}, mean length {result.mean_length:.1f} tokens")
     rows = [vars(problem) for problem in result.problems]
     if samples:
-        with console.status(f"sampling {samples} completions of each"):
+        with busy(f"sampling {samples} completions of each"):
             drawn = exam.sampled(samples, loaded.seed)
         console.print(
             f"{loaded.task.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} "
@@ -480,7 +496,7 @@ def export(
     adapter = found.is_adapter and not merge
     if adapter and push_to_hub:
         exporting.require_base_on_hub(found)
-    with console.status("writing the model"):
+    with busy("writing the model"):
         exporting.write(found, place, found.is_adapter and merge, card(found, merge), dtype)
     console.print(f"{place}: {found.peer.name} of {found.arm} after round {found.step}, with a model card (README.md)")
     if adapter:

@@ -10,7 +10,22 @@ import typer
 
 from ftis.config import NetworkConfig
 from ftis.recipe.parsing import load, network_settings
-from ftis.terminal import NEWEST, DryRun, Overrides, Overwrite, Resume, check_resume, conclude, console, go_back
+from ftis.records.events import Planned
+from ftis.terminal import (
+    CHECKING,
+    LOADING,
+    MEASURING,
+    NEWEST,
+    DryRun,
+    Overrides,
+    Overwrite,
+    Resume,
+    busy,
+    check_resume,
+    conclude,
+    console,
+    go_back,
+)
 
 Endpoints = Annotated[
     list[str] | None,
@@ -44,20 +59,21 @@ def join(
     overwrite: Overwrite = False,
 ) -> None:
     """Train one peer on this machine, with peers elsewhere."""
-    from ftis import library
-    from ftis.check.estimate import estimate
-    from ftis.check.plan import compared, to_join
-    from ftis.records.reading import read_run
-    from ftis.run.join import choose_arm, guarded, peer_directory, ready
-    from ftis.run.provenance import require_same_recipe
-    from ftis.view.progress import Display
-
     check_resume(resume, overwrite)
     files = {"key": key, "roster": roster}
     overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
     overrides += [f"network.{name}={json.dumps(value)}" for name, value in settings_of(connect, listen, tls).items()]
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
     loaded = load(recipe, set_ or [], overrides)
+    with busy(LOADING):
+        from ftis import library
+        from ftis.check.estimate import estimate
+        from ftis.check.plan import compared, to_join
+        from ftis.records.reading import read_run
+        from ftis.run.join import choose_arm, guarded, peer_directory, ready
+        from ftis.run.provenance import require_same_recipe
+        from ftis.view.progress import Display
+
     if resume and resume != NEWEST:
         directory = peer_directory(loaded, peer)
         arm_name, swarm = choose_arm(loaded, peer, arm)
@@ -65,12 +81,16 @@ def join(
         require_same_recipe(directory, guarded(swarm).model_copy(update={"threads": threads}))
         go_back(directory, resume, (arm_name,), dry_run)
     if dry_run:
-        able = ready(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite)
-        for line in [*to_join(able), *estimate(able.own.arms), *compared(able)]:
+        with busy(CHECKING) as doing:
+            able = ready(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite)
+            doing(MEASURING)
+            lines = [*to_join(able), *estimate(able.own.arms), *compared(able)]
+        for line in lines:
             console.print(line)
         return
     display = Display(console)
     with display.live():
+        display(Planned((CHECKING,)))
         found = library.join(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, say=display)
     if not found.finished:
         console.print(f"left the swarm; the same command with a bare --resume goes on from {found.directory}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,26 @@ console = Console(
     width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False
 )
 errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+
+LOADING = "loading torch and transformers"
+CHECKING = "looking at the models, problems and rewards"
+MEASURING = "measuring the memory of an update"
+
+
+@contextmanager
+def busy(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show what a command does before it prints results: a spinner on a terminal, elsewhere lines on stderr.
+
+    Yields:
+        a function that takes the next thing it does.
+    """
+    if console.is_terminal:
+        with console.status(doing) as status:
+            yield status.update
+    else:
+        errors.print(f"{doing} …")
+        yield lambda text: errors.print(f"{text} …")
+
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, as recipes/demo.toml.", show_default=False)]
 Overrides = Annotated[

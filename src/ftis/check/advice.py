@@ -10,7 +10,6 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
 
 from ftis.config import ArmConfig, FtisError, Recipe
 from ftis.prompts import AnswerKind
@@ -116,6 +115,8 @@ def verdict(outcome: Outcome) -> str:
     n = len(outcome.rewards)
     if not outcome.signal:
         return f"in none of {n} groups do the rewards differ, so nothing would be learned"
+    from scipy.stats import binomtest  # half a second, which ftis train need not wait for
+
     interval = binomtest(round(outcome.signal * n), n).proportion_ci()
     if outcome.signal < ENOUGH:
         learns = "it has little"

@@ -6,12 +6,12 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ftis.check.estimate import needed, totals
+from ftis.check.estimate import totals
 from ftis.check.plan import first_rate, remarks
 from ftis.config import RecipeError, TaskConfig, nearest
 from ftis.engines.devices import device_kind
@@ -114,9 +114,16 @@ def _guess(columns: Sequence[str], usual: Sequence[str], option: str, path: str)
 
 
 def begin(
-    directory: Path, peers: Sequence[tuple[str, Train]], problems: Problems, reward: str
+    directory: Path,
+    peers: Sequence[tuple[str, Train]],
+    problems: Problems,
+    reward: str,
+    doing: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Path], list[str]]:
     """Write the files of a first recipe, and check that it can run.
+
+    Args:
+        doing: hears what is done, since it takes a while.
 
     Returns:
         the files, and remarks on the recipe with a line about its memory.
@@ -125,43 +132,38 @@ def begin(
         FtisError: a file is there already, or the recipe cannot run; then nothing is left behind.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.resolve().name).lstrip("_.-")[:48] or "mine"
-    texts = {directory / file: text for file, text in draft(name, peers, problems, reward).items()}
-    if there := [file for file in texts if file.exists()]:
+    module = re.sub(r"\W", "_", f"_{name}_reward" if name[0].isdigit() else f"{name}_reward")
+    recipe = directory / "recipe.toml"
+    files = [recipe, *[directory / f"{module}.py"] * (reward == "own")]
+    if there := [file for file in files if file.exists()]:
         raise RecipeError(f"{there[0]} is there already: name another directory, or move the file away")
+    doing("reading the models' tokenizers")
+    sections = _sections(name, peers, problems, reward, module)
     before = nearest_existing(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        file.write_text(text, encoding="utf-8")
     try:
-        checked = check(arms_of(load(directory / "recipe.toml")))
-        return list(texts), [*remarks(checked), *totals(checked.arms)]
+        for stub in files[1:]:
+            stub.write_text(_stub(name, problems), encoding="utf-8")
+        recipe.write_text(_toml(sections), encoding="utf-8")
+        doing("trying the prompts and the reward")
+        checked = check(arms_of(load(recipe)))
+        doing("measuring the memory of an update")
+        sections, needs = _fitting(sections)
+        recipe.write_text(_toml(sections), encoding="utf-8")
+        return files, [*remarks(checked), *needs]
     except BaseException:
-        for file in texts:
-            file.unlink()
+        for file in files:
+            file.unlink(missing_ok=True)
         while directory.absolute() != before:
             directory.rmdir()
             directory = directory.absolute().parent
         raise
 
 
-def draft(name: str, peers: Sequence[tuple[str, Train]], problems: Problems, reward: str) -> dict[str, str]:
-    """The files of a first recipe: their names, and their texts.
-
-    Args:
-        name: the recipe's.
-        peers: model and way to train it, of each.
-        reward: one of :data:`REWARDS`.
-
-    Raises:
-        FtisError: a model's tokenizer cannot be loaded.
-    """
-    module = re.sub(r"\W", "_", f"_{name}_reward" if name[0].isdigit() else f"{name}_reward")
-    sections = _fitting(_sections(name, peers, problems, reward, module), own=reward == "own")
-    found = {"recipe.toml": _toml(sections)}
-    if reward == "own":
-        others = ", ".join(sorted({column for problem in problems.task.train for column in problem.columns}))
-        found[f"{module}.py"] = STUB.format(name=name, columns=others or "this file has none")
-    return found
+def _stub(name: str, problems: Problems) -> str:
+    """A reward function to edit."""
+    others = ", ".join(sorted({column for problem in problems.task.train for column in problem.columns}))
+    return STUB.format(name=name, columns=others or "this file has none")
 
 
 STUB = '''"""The reward of {name}. Edit it; ftis preflight shows what completions earn."""
@@ -316,21 +318,20 @@ def _reward(form: str, reward: str, module: str) -> list[Line]:
     ]
 
 
-def _fitting(sections: list[Section], own: bool) -> list[Section]:
+def _fitting(sections: list[Section]) -> tuple[list[Section], list[str]]:
     """The sections, with as many of :data:`SAVERS` in each peer as the recipe needs to fit into the free memory.
 
-    Args:
-        own: the reward is of the recipe's own; memory does not depend on it, and its module is not there yet.
+    Returns:
+        the sections, and lines about their memory and disk.
     """
     chosen: dict[str, Line] = {}
     for saver in (*SAVERS, None):
         found = [(header, [*lines, *chosen.values()] if header == "[[peers]]" else lines) for header, lines in sections]
-        text = _toml([one for one in found if not (own and one[0] == "[reward]")])
-        likely, free = needed(arms_of(parse(tomllib.loads(text))))
-        if saver is None or not likely or not free or likely <= SPARE * free:
+        needs = totals(arms_of(parse(tomllib.loads(_toml(found)))))
+        if saver is None or not needs.likely or not needs.free or needs.likely <= SPARE * needs.free:
             break
         chosen[saver[0]] = saver
-    return found
+    return found, needs.lines
 
 
 def _toml(sections: Sequence[Section]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import ge
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,11 +81,30 @@ def _offered(swarm: Recipe) -> int:
     return largest_message(tokens, rollouts, prompts, longest, swarm.exchange == "text")
 
 
-def totals(arms: Sequence[Arm]) -> list[str]:
-    """The line of :func:`estimate` about memory and disk of the peers together, and lines about what it lacks."""
+class Totals(NamedTuple):
+    """What the peers of some arms take together.
+
+    Attributes:
+        lines: the one of :func:`estimate` about memory and disk, and those about what it lacks.
+        likely: bytes of memory; 0 if unknown.
+        free: bytes where they run; 0 if unknown.
+    """
+
+    lines: list[str]
+    likely: int
+    free: int
+
+
+def totals(arms: Sequence[Arm]) -> Totals:
+    """What the peers of these arms take together."""
     lines: list[str] = []
     largest = _largest(arms, lines)
-    return [*dict.fromkeys(lines), *([_together(arms, largest)] if largest else [])]
+    lines = list(dict.fromkeys(lines))
+    if not largest:
+        return Totals(lines, 0, 0)
+    memories = [(peer, memory) for peer, _, memory in largest.values()]
+    free = _left_for([peer for peer, _ in memories])[1]
+    return Totals([*lines, _together(arms, largest)], _at_a_time(arms, memories)[1], free)
 
 
 def _largest(arms: Sequence[Arm], lines: list[str]) -> dict[str, tuple[PeerConfig, Shape, Memory]]:
@@ -153,14 +172,6 @@ def _at_a_time(arms: Sequence[Arm], memories: Sequence[tuple[PeerConfig, Memory]
     how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
     how += " and share a frozen base" if shared_bases(peers) else ""
     return in_one_process(memories), in_one_process(likely), how
-
-
-def needed(arms: Sequence[Arm]) -> tuple[int, int]:
-    """The likely bytes of these arms' peers, and those free where they run; 0 if unknown."""
-    memories = [(peer, memory) for peer, _, memory in _largest(arms, []).values()]
-    if not memories:
-        return 0, 0
-    return _at_a_time(arms, memories)[1], _left_for([peer for peer, _ in memories])[1]
 
 
 def _moving(recipe: Recipe, found: Sequence[tuple[PeerConfig, Memory]]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import binom
+from scipy.special import bdtr
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -18,6 +18,7 @@ from ftis.config import PeerConfig, Recipe
 from ftis.engines.devices import device_kind
 from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
+from ftis.engines.machine import with_threads
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
 from ftis.engines.slots import (
@@ -47,7 +48,8 @@ def likely_signal(groups: int, rounds: int) -> float:
 
     It is the median of the largest of ``rounds`` draws from a binomial distribution over a round's groups.
     """
-    return float(binom.ppf(0.5 ** (1 / rounds), groups, LIKELY_SIGNAL)) / groups
+    reached_K = bdtr(np.arange(groups + 1), groups, LIKELY_SIGNAL)  # the probability of at most k of them
+    return int(np.argmax(reached_K >= 0.5 ** (1 / rounds))) / groups
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
         copied = 0
 
     ends = embedding * (1 if text.tie_word_embeddings else 2)
-    one, two = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
+    with with_threads(1):  # on busy cores the small products of two threads take ten times the processor seconds
+        one, two = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
     kept = one.size + (layers - 1) * (two.size - one.size)
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
