@@ -208,7 +208,7 @@ class Insider:
             return True
         accused = test.quarantined
         scored = [member.admitter.score_group(group) for group in (*self.offers.get(round, ()), *offered)]
-        batch = collate([*self.victim._begun[round].drawn.own.kept, *scored], member.prompt_ids, member.name)
+        batch = collate([*self.victim._begun[round].drawn.own, *scored], member.prompt_ids, member.name)
         objective, decoding = member.objective, self.victim.decoding
         judged = judge(batch, member.advantages(batch), self.victim.policy, decoding, objective, 4)
         test.examine(judged)

@@ -340,10 +340,7 @@ def _not_replayed(metrics: Mapping[str, Any]) -> dict[str, Any]:
         for measure, value in measures.items()
         if measure.partition("/")[0] in OF_THE_EXCHANGE
     }
-    of_sampling = {
-        key: value for key, value in metrics.items() if key == "tokens_sampled" or key.startswith("resample/")
-    }
-    return of_exchange | of_sampling
+    return of_exchange | {"tokens_sampled": metrics["tokens_sampled"]}
 
 
 def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

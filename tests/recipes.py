@@ -49,11 +49,6 @@ def first_even(prompts, completions, completion_ids, **columns):
     return [(ids[0] % 2 == 0) + sum(i % 2 == 0 for i in ids) / 10 for ids in completion_ids]
 
 
-def rarely(prompts, completions, completion_ids, **columns):
-    """Equal in many groups."""
-    return [float(ids[0] % 7 == 0) for ids in completion_ids]
-
-
 def none_at_all(prompts, completions, completion_ids, **columns):
     return [0.0 for _ in completions]
 '''

@@ -306,7 +306,7 @@ def test_ten_thousand_groups_cost_nothing_unless_they_are_owed(monkeypatch: pyte
     assert only(admitter().admit("ada", tiny_groups, round=0)).reason == "over_budget"
 
 
-def test_a_sender_with_prompts_in_reserve_may_choose_but_not_send_more() -> None:
+def test_a_message_has_at_most_as_many_groups_as_a_share() -> None:
     judge = admitter(assigned=lambda peer, round: [0, 1, 2, 3])
     assert judge.terms.limits == TERMS.limits
     assert only(judge.admit("ada", message(group(0), group(1), group(2)), round=0)).reason == "over_budget"

@@ -101,22 +101,6 @@ def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_a
     assert pair["equal"] == "equal in rollouts trained on"
 
 
-def test_budgets_say_what_may_be_sampled_in_place_of_groups_without_signal() -> None:
-    arms = [
-        {"name": "alone-part", "collaborate": False, "budget": "generated"},
-        {"name": "filled", "set": {"training.resample": "fill"}},
-        {"name": "filled-alone", "collaborate": False, "budget": "generated", "set": {"training.resample": "fill"}},
-    ]
-    recipe = parse(document(arms=arms, experiment__baselines=["alone-part", "filled-alone"]))
-    found = {
-        (m["baseline"], name): m for m in matched(arms_of(recipe), recipe.experiment.baselines) for name in m["arms"]
-    }
-    own = recipe.prompts_per_peer * recipe.rollouts_per_group
-    assert found["alone-part", "filled"]["equal"] == "equal in neither budget"
-    assert f" up to {own} more " in found["alone-part", "filled"]["text"]
-    assert found["filled-alone", "filled"]["equal"] == "equal in rollouts a peer samples itself"
-
-
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 

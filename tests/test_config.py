@@ -189,8 +189,6 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"training__swarms": [["small"]]}, ["training.swarms is gone", "training.swarm_size"]),
         ({"training__swarm_size": 3}, ["training.swarm_size = 3", "take 2"]),
         ({"training__max_foreign_rollouts": 11}, ["training.max_foreign_rollouts = 11", "12"]),
-        ({"training__resample": "fill", "training__mode": "horizontal"}, ["training.resample", "mode"]),
-        ({"training__resample": "fill", "training__max_foreign_rollouts": 12}, ["max_foreign_rollouts"]),
         ({"network__mode": "client"}, ["network.connect"]),
         ({"network__listen": ["tls/0.0.0.0:1"]}, ["tls_authority"]),
         ({"network__tls_key": "a"}, ["tls_certificate"]),
@@ -243,8 +241,6 @@ def test_swarms_and_prompts_that_fit() -> None:
     swarm = recipe.of_swarm(["third", "small"])
     assert (recipe.swarm_size, swarm.swarm_size, swarm.training.swarm_size) == (2, 2, None)
     assert sorted(peer.name for peer in swarm.peers) == ["small", "third"]
-    filled = parse(document(training__resample="fill", training__resample_budget=2))
-    assert filled.reserve_per_peer == 2 * filled.prompts_per_peer
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -453,11 +449,11 @@ def test_an_arms_mistakes_surface_when_the_recipe_is_loaded(path: Path) -> None:
 TOGETHER = """name=other|seed=1|task.name=gsm8k|prompt.system_prompt=Think.|prompt.template=Q: {question}
 prompt.chat_template=never|prompt.think_tag=reason|prompt.answer_tag=result|reward.function=mine.reward
 reward.answer=exact|training.mode=horizontal|training.prompts_per_round=48|training.rounds=9
-training.resample=fill|sampling.num_generations=8|sampling.max_completion_length=99|sampling.temperature=0.9
+sampling.num_generations=8|sampling.max_completion_length=99|sampling.temperature=0.9
 peers.small.name=tiny|task.environment=guess"""
 APART = """peers.small.learning_rate=0.5|peers.small.model=starter:other|peers.small.train=lora|peers.small.lora_r=4
 peers.*.device=cpu|peers.*.dtype=bfloat16|peers.*.tokens_per_microbatch=64|objective.name=NoIS
-objective.kl_threshold=5.0|training.num_iterations=2|training.scale_rewards=none|training.resample_budget=2
+objective.kl_threshold=5.0|training.num_iterations=2|training.scale_rewards=none
 wire.logp=fixed9|training.eval_every=1|sampling.sampler=transformers|sampling.batch_size=3|output_dir=elsewhere
 processes=inline|threads=1|report_to=['wandb']|arms=[]|sampling.temperature=1"""
 

@@ -149,27 +149,6 @@ def test_an_earlier_run_goes_on_or_is_left_alone(workplace: Path, capsys: pytest
         train(load(workplace / "recipe.toml"), resume=True, overwrite=True)
 
 
-def test_groups_without_signal_are_replaced_while_prompts_are_in_reserve(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = ("--set", "training.resample=fill", "--set", "training.resample_budget=2", "--set", "processes=inline")
-    nothing = ("--set", "reward.function=tiny_rewards.none_at_all", "--set", "name=nothing")
-    assert ftis("train", "recipe.toml", *keys) == 0
-    rows = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")
-    assert len(rows) == 4
-    for row in rows:
-        assert 2 <= row["resample/groups"] <= 6
-        assert (row["peer/b/admitted"], row["peer/b/rejected"]) == (8, 0)
-    assert ftis("train", "recipe.toml", *keys, *nothing) == 0
-    for row in read_jsonl(run_of(workplace, "nothing") / "F-TIS" / "a" / "metrics.jsonl"):
-        assert (row["resample/groups"], row["resample/replaced"]) == (6, 4)
-        assert (row["peer/b/admitted"], row["peer/b/rejected"], row["peer/b/zero_advantage"]) == (8, 0, 8)
-    assert "4 of 6 own groups replaced" in capsys.readouterr().out
-    assert ftis("report", str(run_of(workplace, "nothing"))) == 0
-    results = json.loads((run_of(workplace, "nothing") / "results.json").read_text())
-    assert results["budget"]["F-TIS"]["a"]["rollouts_generated"] == 4 * 6 * 4
-
-
 @pytest.mark.slow
 def test_processes_and_turns_give_the_same_numbers(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "cores", lambda: 1)  # which the two processes share

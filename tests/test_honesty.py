@@ -198,9 +198,9 @@ def test_evidence_grows_by_its_ratio_at_each_stake_and_starts_anew_with_every_gr
     assert np.exp(gains).tolist() == [[pytest.approx(e)], [pytest.approx(e)]]
     assert (detector.groups, detector.known) == (2, 0)
     before, detector.weights = np.exp(detector.log_r), TRUSTING.tolist()
-    detector.add(of_one_group(np.zeros((1, 1))), log_choices=math.log(6))
+    detector.add(of_one_group(np.zeros((1, 1))))
     lost = 1 - STAKES + STAKES * 3 / 4 * 0.9 * 0.99
-    assert np.exp(detector.log_r) == pytest.approx(lost * (before + 1 / 10) / 6)
+    assert np.exp(detector.log_r) == pytest.approx(lost * (before + 1 / 10))
 
 
 @given(st.lists(st.floats(1e-9, 1), min_size=1, max_size=30), st.integers(0, 30), st.floats(5, 40))
@@ -596,20 +596,6 @@ def test_rounds_without_gradient_are_tested_too() -> None:
     test.examine(flat)
     assert test.senders["bob"].tokens == 48
     assert test.shares(flat).shape == (0,)
-
-
-def test_choosing_among_sampled_groups_is_counted_for_the_sender() -> None:
-    """With ``training.resample`` an honest peer delivers those of its groups that have signal."""
-    plain, filling = HonestyTest(a_recipe()), HonestyTest(a_recipe(resample="fill"))
-    for test in (plain, filling):
-        kept(test, a_round(0, {("bob", 0): completions(0)}))
-        kept(test, a_round(1, {("bob", 1): completions(1)}))
-    each, reserve = filling.recipe.prompts_per_peer, filling.recipe.reserve_per_peer
-    ways = math.log(math.comb(each + reserve, 1))
-    first, second = (t.senders["bob"].detector.nats for t in (plain, filling))
-    assert reserve
-    assert ways > 0
-    assert second < first
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:

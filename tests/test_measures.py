@@ -173,7 +173,6 @@ def test_a_record_has_every_column_and_nulls_where_nothing_was_judged() -> None:
         own="ada",
         end_ids={END},
         prompts=prompts,
-        replaced=(),
         about={"step": 8},
     )
     assert record.metrics["step"] == 8
@@ -196,7 +195,6 @@ def test_a_peer_alone_has_no_participation() -> None:
         own="ada",
         end_ids=(),
         prompts=[Prompt(item, "", "") for item in range(3)],
-        replaced=(),
         about={"step": 1},
     )
     assert not by_peer(record.metrics)

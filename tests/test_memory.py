@@ -20,7 +20,6 @@ from ftis.config import Recipe
 from ftis.engines import machine, slots
 from ftis.engines.models import load_tokenizer
 from ftis.recipe.parsing import parse
-from ftis.run.outlook import guess_seconds
 
 REAL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 
@@ -199,20 +198,6 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
         assert machine.available_bytes() > 0
-
-
-def test_the_guess_of_a_round_counts_groups_that_take_others_places(tiny_model_dir: TinyModelDir) -> None:
-    recipe, parameters = recipe_of(tiny_model_dir()), {str(tiny_model_dir()): 20_000}
-    none = guess_seconds(recipe, parameters)
-    training = {"resample": "fill", "resample_budget": 1}
-
-    def filled(**more: int) -> float:
-        of = recipe.training.model_copy(update={**training, **more})
-        return guess_seconds(recipe.model_copy(update={"training": of}), parameters)
-
-    sampling = filled() - none  # half of the groups have signal, so each is sampled twice
-    assert 0 < sampling < none
-    assert filled(resample_budget=5) == filled()
 
 
 def test_prompts_are_looked_at_for_each_number_of_them(

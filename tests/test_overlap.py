@@ -55,7 +55,7 @@ def test_own_rollouts_of_earlier_weights_are_weighed_as_foreign_ones(tmp_path: P
     peer.sample_ahead(1)
     assert finish(peer, 0)["sampling/staleness"] == 0
     peer.begin(1)
-    batch = collate(peer._begun[1].drawn.own.kept, peer.member.prompt_ids, "a")
+    batch = collate(peer._begun[1].drawn.own, peer.member.prompt_ids, "a")
     member, cap = peer.member, peer.member.objective.importance_sampling_clip_max
     asked = (batch, member.advantages(batch), peer.policy, peer.decoding, member.objective, 1)
     start = judge(*asked, on_policy=False)
@@ -110,9 +110,7 @@ def test_seconds_of_sampling_ahead_count_for_its_own_round_and_not_as_waiting(
     assert [(row["time/sample"], row["time/wait"], row["step_time"]) for row in rows] == [(10, 3, 13), (100, 0, 100)]
 
 
-def test_overlap_does_not_go_with_resampling(tmp_path: Path, models: dict[str, Path]) -> None:
-    with pytest.raises(RecipeError, match="resample"):
-        recipe_in(tmp_path, models, training={"resample": "fill"})
+def test_overlap_is_of_one_round(tmp_path: Path, models: dict[str, Path]) -> None:
     with pytest.raises(RecipeError, match="overlap"):
         recipe_in(tmp_path, models, overlap=2)
 

@@ -20,13 +20,12 @@ from rich.console import Console
 
 from ftis.admission import Collected
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn, step_size
-from ftis.peer import OwnGroups, Peer
+from ftis.peer import Peer
 from ftis.policy import ModelError
 from ftis.recipe.parsing import parse
 from ftis.records.events import ArmBegun, RoundEnded, placed
-from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
+from ftis.rollouts import Batch, Rollout, collate
 from ftis.run.assembly import assemble
-from ftis.schedule import assigned
 from ftis.selection import Judged, OwnOld, select
 from ftis.view.progress import Display
 
@@ -38,8 +37,6 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
     def make(
-        resample: str = "off",
-        resample_budget: int = 1,
         objective: str = "F-TIS",
         steps: int = 2,
         beta: float = 0.0,
@@ -53,12 +50,7 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.
             "prompt": {"system_prompt": "", "template": "{question}="},
             "reward": {"function": "recipes.evenness"},
             "sampling": {"num_generations": 4, "max_completion_length": 8, **sampling},
-            "training": {
-                "prompts_per_round": 4,
-                "steps_per_generation": steps,
-                "resample": resample,
-                "resample_budget": resample_budget,
-            },
+            "training": {"prompts_per_round": 4, "steps_per_generation": steps},
             "objective": {"name": objective, "beta": beta},
             "peers": [peer],
         }
@@ -74,7 +66,7 @@ def whole_round(peer: Peer, round: int) -> dict[str, Any]:
 
 
 def batch_of(peer: Peer) -> Batch:
-    return collate(peer.sample(0).kept, peer.member.prompt_ids, peer.name)
+    return collate(peer.sample(0), peer.member.prompt_ids, peer.name)
 
 
 def judged(peer: Peer, batch: Batch, steps: int = 2) -> Judged:
@@ -299,72 +291,3 @@ def test_a_round_says_whether_they_were_computed_again(
     told = [line for line in out.getvalue().splitlines() if "own rollouts" in line]
     assert len(told) == bool(said)  # once, not every round
     assert said in out.getvalue()
-
-
-# --- training.resample ------------------------------------------------------------------------------------------------
-
-
-def with_signal(peer: Peer, items: set[int]) -> list[int]:
-    """From now on the rewards of exactly ``items`` differ. Fills up with the items that are scored."""
-    scored: list[int] = []
-
-    def score_group(group: Group) -> ScoredGroup:
-        scored.append(group.item)
-        n = len(group.rollouts)
-        rewards = tuple(float(i % 2) for i in range(n)) if group.item in items else (1.0,) * n
-        return ScoredGroup(group, ("",) * n, rewards)
-
-    peer.member.admitter.score_group = score_group  # type: ignore[method-assign]
-    return scored
-
-
-@pytest.mark.parametrize(
-    ("useful", "kept", "sampled"),
-    [
-        ([0, 1, 2, 3], [0, 1, 2, 3], 4),  # all have signal: nothing is sampled in place of another
-        ([0, 2], [0, 2, 1, 3], 12),  # the reserve is used up in vain; those without signal stay in their places
-        ([0, 2, 4, 5], [0, 2, 4, 5], 6),
-        ([1, 6, 7], [1, 6, 7, 0], 12),  # three are missing: 4 to 6, of which one has signal, and two more, and so on
-        ([], [0, 1, 2, 3], 12),
-        ([8, 9, 10, 11], [8, 9, 10, 11], 12),
-    ],
-)
-def test_groups_without_signal_give_way(useful: list[int], kept: list[int], sampled: int, make_peer: MakePeer) -> None:
-    """Numbers are places in this peer's share of the round: four prompts, and eight in reserve."""
-    peer = make_peer(resample="fill", resample_budget=2)
-    share = assigned(peer.recipe, len(peer.member.task.train), "a", 0)
-    share = [*sorted(share[:4]), *share[4:]]
-    scored = with_signal(peer, {share[place] for place in useful})
-    found = peer.sample(0)
-    assert scored == share[:sampled]
-    assert [s.group.item for s in found.kept] == [share[place] for place in kept]
-    assert sorted(s.group.item for s in (*found.kept, *found.replaced)) == sorted(scored)
-    assert not any(s.has_signal for s in found.replaced)
-    assert tokens(peer.sample(0)) == tokens(found)
-
-
-def tokens(sampled: OwnGroups) -> list[list[int]]:
-    return [r.completion_ids.tolist() for s in (*sampled.kept, *sampled.replaced) for r in s.group.rollouts]
-
-
-def test_what_gave_way_is_counted(make_peer: MakePeer) -> None:
-    peer = make_peer(resample="fill")
-    share = assigned(peer.recipe, len(peer.member.task.train), "a", 0)
-    with_signal(peer, set(share[4:7]))  # of four prompts none, of four in reserve three
-    metrics = whole_round(peer, 0)
-    assert metrics["resample/groups"] == 8
-    assert metrics["resample/replaced"] == 4
-    assert metrics["resample/frac_reward_zero_std"] == 5 / 8
-    assert metrics["resample/reward"] == (5 * 1 + 3 * 0.5) / 8
-    assert metrics["reward"] == (1 + 3 * 0.5) / 4
-    assert metrics["frac_reward_zero_std"] == 1 / 4
-
-    twin = make_peer(resample="fill")  # the first has moved on
-    with_signal(twin, set(share[4:7]))
-    sampled = tokens(twin.sample(0))
-    assert len(sampled) == 8 * 4
-    assert metrics["tokens_sampled"] == sum(map(len, sampled))
-
-
-def test_without_resampling_no_record_speaks_of_it(make_peer: MakePeer) -> None:
-    assert not [key for key in whole_round(make_peer(), 0) if key.startswith("resample/")]

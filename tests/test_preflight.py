@@ -9,7 +9,6 @@ import re
 import threading
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -63,7 +62,6 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "example": None,
         "parameters": 2 * 10**9,
         "groups_a_round": 16,
-        "reserve": 0.0,
         "tokens_per_second": 100.0,
         "seconds_to_sample": 0.5,
         "seconds_to_learn": 1.5,
@@ -129,14 +127,12 @@ def test_advice() -> None:
             TAGS,
             ["about 0 of a round's 16 groups carry signal, in the others all rewards are equal: raise sampling."],
         ),
-        (sounding([[1.0] * 4, [0.0] * 4], reserve=1.0), TAGS, ["or raise training.resample_budget"]),
         (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, []),
         (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
         (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
     ]
     for looked, reward, said in cases:
-        training = {"resample": "fill" if looked.reserve else "off"}
-        found = advice(looked, plain_recipe(reward=reward.model_dump(), training=training))
+        found = advice(looked, plain_recipe(reward=reward.model_dump()))
         assert len(found) == len(said)
         assert all(part in line for part, line in zip(said, found, strict=True)), (said, found)
 
@@ -179,7 +175,6 @@ def test_what_is_advised_is_what_training_takes(own: bool, jsonl: bool, horizont
     said = " ".join(line for one in outcomes for line in [*advice(one, recipe), *easy_formats([one], recipe)])
     assert ("task.options" in said) == (not jsonl)
     assert ("reward.extract" in said or "[reward]" in said) == (not own)
-    assert ("training.resample" in said) == (not horizontal)
     assert "sampling.num_generations" in said
 
 
@@ -462,8 +457,6 @@ def test_shares() -> None:
     looked = sounding([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.5, 0.5]])
     assert (looked.completions, looked.reward, looked.signal) == (8, 0.5, 0.25)
     assert looked.with_signal == 4
-    assert replace(looked, reserve=1.0).with_signal == 8
-    assert replace(looked, reserve=5.0).with_signal == 16
 
 
 def document(model: Path, **sections: Any) -> dict[str, Any]:
@@ -536,7 +529,7 @@ def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None
     assert looked.sampling_cost > 0
     assert looked.peak_bytes > 10**7
     assert len(looked.samples) == 3
-    assert (looked.groups_a_round, looked.reserve) == (8, 0)
+    assert looked.groups_a_round == 8
     assert looked.with_signal == looked.signal * 8
     n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
     assert looked.checkpoint_bytes == 12 * n_parameters
@@ -633,20 +626,6 @@ def test_more_groups_are_sampled_where_none_has_signal_and_that_is_quick(
     assert told[-1] == 1
     kinds = [kind for kind, _ in itertools.groupby(calls)]
     assert kinds == ["sample", "seconds_to_learn"]  # what is sampled is the model as it is
-
-
-def test_what_fills_up_counts(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
-    """Of four own prompts and as many in reserve; a reward by content differs within each group."""
-    training = {"rounds": 5, "prompts_per_round": 8, "resample": "fill"}
-    recipe = parse(
-        document(tiny_model_dir(), training=training, reward={"function": "test_preflight.by_content"}), where="test"
-    )
-    looked = sound(recipe, "a", 2, tmp_path / "a")
-    assert (looked.signal, looked.with_signal, looked.reserve) == (1.0, 8.0, 1.0)
-    none = parse(
-        document(tiny_model_dir(), training=training, reward={"function": "test_preflight.same"}), where="test"
-    )
-    assert sound(none, "a", 2, tmp_path / "b").with_signal == 0
 
 
 def test_easier_problems_are_tried_where_hardly_an_answer_is_right(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from conftest import TinyPolicy
 from run_files import differences, records_of, weights
 
-from ftis.config import PeerConfig, RecipeError
+from ftis.config import PeerConfig
 from ftis.engines.models import require_precision
 from ftis.policy import ModelError
 from ftis.recipe.parsing import load
@@ -226,11 +226,10 @@ def test_a_restored_guard_decides_alike_at_every_round() -> None:
     assert set(whole.guard.harmful) == {"bob"}
 
 
-def test_the_guard_is_for_swarms_whose_groups_nobody_chose() -> None:
+def test_the_guard_is_for_peers_with_others() -> None:
     assert no_regret(recipe_of("me", "bob"), "me") is None
     assert no_regret(recipe_of("me", no_regret=0.1), "me") is None
-    with pytest.raises(RecipeError, match="resample"):
-        no_regret(recipe_of("me", "bob", no_regret=0.1, resample="fill"), "me")
+    assert no_regret(recipe_of("me", "bob", no_regret=0.1), "me")
 
 
 COLLAPSE = (

@@ -186,14 +186,6 @@ def test_curves_carry_what_the_peer_had_spent(two: dict[str, Any], tmp_path: Pat
     assert unknown["curves_of_mean"]["validation"]["F-TIS"][1]["tokens"] is None
 
 
-def test_filled_groups_count_as_sampled(tmp_path: Path) -> None:
-    filled = {"name": "filled", "set": {"training.resample": "fill", "sampling.num_generations": 3 * G}}
-    Scene(tmp_path, peers=("small",), seeds=(0,), ood=False, arms=(filled,)).write()
-    path = tmp_path / "scene-seed0" / "filled" / "small" / "metrics.jsonl"
-    lines_of(path, lambda rows: [row | {"resample/groups": 7} for row in rows])
-    assert compare(tmp_path)["budget"]["filled"]["small"]["rollouts_generated"] == ROUNDS * 7 * 3 * G
-
-
 def test_records_that_lack_something_leave_unknowns(tmp_path: Path) -> None:
     Scene(tmp_path, seeds=(0, 1), ood=False).write()
     run = tmp_path / "scene-seed1"

@@ -18,7 +18,7 @@ from ftis.config import PeerConfig, RecipeError, TrainingConfig
 from ftis.engines.optimizers import learning_rate
 from ftis.recipe.parsing import parse
 from ftis.schedule import assigned, draw_items, minibatches
-from recipes import recipe_of, swarm
+from recipes import swarm
 
 # --- draw_items ---------------------------------------------------------------------------------------
 
@@ -161,30 +161,3 @@ def test_no_torch_is_loaded() -> None:
     program = "import sys, ftis.schedule, ftis.metric_keys; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
-
-
-# --- training.resample ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("budget", [1, 3])
-def test_prompts_in_reserve_are_each_peers_own(budget: int) -> None:
-    recipe = recipe_of("ada", "bob", "cyd", resample="fill", resample_budget=budget)
-    assert (recipe.prompts_per_peer, recipe.reserve_per_peer) == (4, 4 * budget)
-    for round in range(5):
-        shares = [assigned(recipe, 200, name, round) for name in ("ada", "bob", "cyd")]
-        assert [len(share) for share in shares] == [4 + 4 * budget] * 3
-        assert len(set(itertools.chain(*shares))) == 3 * (4 + 4 * budget)
-    epoch = [item for round in range(2) for name in ("ada", "bob", "cyd") for item in assigned(recipe, 96, name, round)]
-    assert len(epoch) == len(set(epoch)) == 2 * 12 * (1 + budget)  # 24 or 48 of 96 a round
-
-
-def test_without_resampling_nothing_is_in_reserve() -> None:
-    recipe = recipe_of("ada", "bob", resample_budget=3)
-    assert recipe.reserve_per_peer == 0
-    assert assigned(recipe, 100, "bob", 2) == assigned(recipe_of("ada", "bob"), 100, "bob", 2)
-
-
-def test_a_task_with_too_few_problems_in_reserve_is_named() -> None:
-    message = "prompts_per_round = 8 and as many more as training.resample_budget = 2 takes, but the task has only 23"
-    with pytest.raises(RecipeError, match=message):
-        assigned(recipe_of("ada", "bob", resample="fill", resample_budget=2), 23, "ada", 0)

@@ -881,7 +881,6 @@ def test_an_option_that_contradicts_is_refused_by_name(
     [
         ({"sampling": {"stop": ["a"]}}, "sampling.stop"),
         ({"sampling": {"end_tokens": ["<unk>"]}}, "completions must end at '<unk>'"),
-        ({"training": {"resample": "fill"}}, 'training.resample = "fill"'),
         ({"training": {"no_regret": 0.1}}, "training.no_regret"),
         ({"objective": {"name": "GSPO"}}, "set loss_type, importance_sampling_level"),
         ({"objective": {"clip_joint": True}}, "set loss_type, importance_sampling_level"),

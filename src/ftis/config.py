@@ -162,10 +162,6 @@ class TrainingConfig(_Section):
     """Whether to learn from others' rollouts with Â < 0, which push answers away. By default not in ``ftis join``."""
     no_regret: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Go back if own rewards fell by more than this part of their range; 0: never. By default .05 in ``ftis join``."""
-    resample: Literal["off", "fill"] = "off"
-    """``fill``: own groups whose rewards are all equal give way to groups of other prompts, while some are left."""
-    resample_budget: Positive = 1
-    """With ``fill``: the other prompts that a round has, for each prompt of ``prompts_per_round``."""
     overlap: Annotated[int, Field(ge=0, le=1)] = 0
     """Rounds by which sampling is ahead: with 1, a round is sampled before the one before it is learned from."""
     selections: Strings = ()
@@ -413,11 +409,6 @@ class Recipe(_Section):
                 f"{divided} = {count} cannot be divided equally among {m} peers in {training.mode} mode; take a "
                 f"multiple of {m}"
             )
-        if training.resample == "fill" and (training.mode == "horizontal" or training.max_foreign_rollouts):
-            other = 'mode = "horizontal"' if training.mode == "horizontal" else "max_foreign_rollouts"
-            raise ValueError(f'training.resample = "fill" does not go with training.{other}: leave one of them out')
-        if training.overlap and training.resample == "fill":
-            raise ValueError('training.overlap = 1 does not go with training.resample = "fill": leave one of them out')
         if 0 < training.max_foreign_rollouts < self.rollouts_per_group:
             raise ValueError(
                 f"training.max_foreign_rollouts = {training.max_foreign_rollouts} is less than one group of "
@@ -439,11 +430,6 @@ class Recipe(_Section):
     def prompts_per_peer(self) -> int:
         """Prompts that one peer samples in a round: B/m, or B in horizontal mode."""
         return self.training.prompts_per_round // (1 if self.training.mode == "horizontal" else self.swarm_size)
-
-    @property
-    def reserve_per_peer(self) -> int:
-        """Prompts that one peer may sample in a round instead of others; 0 without ``training.resample``."""
-        return self.prompts_per_peer * self.training.resample_budget if self.training.resample == "fill" else 0
 
     def of_swarm(self, names: Collection[str]) -> Recipe:
         """This recipe with only the peers of one swarm."""

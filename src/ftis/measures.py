@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from ftis.config import Recipe
 from ftis.learning import Update
 from ftis.metric_keys import peer_key
 from ftis.objectives import Diagnostics
-from ftis.rollouts import Batch, Prompt, Rollout, ScoredGroup
+from ftis.rollouts import Prompt, Rollout
 from ftis.selection import Chosen, Judged, OwnOld
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -62,7 +61,6 @@ def round_record(
     own: str,
     end_ids: Collection[int],
     prompts: Sequence[Prompt],
-    replaced: Sequence[ScoredGroup],
     about: Mapping[str, Any],
     about_peers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> RoundRecord:
@@ -72,13 +70,10 @@ def round_record(
         recipe: with exactly the peers of this swarm.
         own: the learner's name.
         end_ids: ids that end a completion of the learner.
-        replaced: own groups without signal that others replaced.
         about: metrics from elsewhere: finished rounds, learning rate, tokens sampled, seconds.
         about_peers: measures that selections have of each peer.
     """
     metrics = {**about, **own_metrics(judged, update, end_ids, recipe.sampling.stop, recipe.training.num_iterations)}
-    if recipe.reserve_per_peer:
-        metrics.update(resampling(judged.batch, replaced))
     if len(recipe.peers) > 1:
         metrics.update(participation(judged, chosen, update, heard, recipe, own, about_peers))
     elif recipe.training.overlap and judged.diagnostics is not None:
@@ -102,7 +97,7 @@ def own_metrics(
     metrics: dict[str, Any] = {
         "reward": float(own_reward.mean()),
         "reward_std": float(own_reward.std(ddof=1)) if len(own_reward) > 1 else 0.0,
-        "frac_reward_zero_std": _share_without_signal(groups),
+        "frac_reward_zero_std": float(np.mean([(group == group[0]).all() for group in groups])),
         "loss": float(np.mean(update.losses)) if update.losses else 0.0,
         "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
         "optimizer_steps": len(update.losses),
@@ -124,23 +119,6 @@ def own_metrics(
         metrics["sampling/checked_logp_difference/mean"] = float(judged.gap.mean())
         metrics["sampling/checked_logp_difference/max"] = float(judged.gap.max())
     return metrics
-
-
-def resampling(batch: Batch, replaced: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """Metrics of own groups before some were replaced. ``reward`` is of those that stayed."""
-    rewards = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N[batch.own_N])]
-    every = [*rewards, *(np.array(scored.rewards) for scored in replaced)]
-    return {
-        "resample/groups": len(every),
-        "resample/replaced": len(replaced),
-        "resample/reward": float(np.concatenate(every).mean()),
-        "resample/frac_reward_zero_std": _share_without_signal(every),
-    }
-
-
-def _share_without_signal(reward_groups: Sequence[npt.NDArray[np.float64]]) -> float:
-    """The share of groups whose rewards are all equal."""
-    return float(np.mean([(group == group[0]).all() for group in reward_groups]))
 
 
 def has_ended(rollout: Rollout, text: str, end_ids: Collection[int], stop: tuple[str, ...]) -> bool:

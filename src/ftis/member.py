@@ -18,7 +18,7 @@ from ftis.codec import Header, Message, encode
 from ftis.config import PeerConfig, Recipe
 from ftis.objectives import Objective, advantages
 from ftis.prompts import Task
-from ftis.rollouts import Batch, Decode, Group, Ints, Prompt, ScoredGroup
+from ftis.rollouts import Batch, Decode, Group, Ints, Prompt
 from ftis.sampling import Decoding
 from ftis.schedule import assigned
 from ftis.selection import Selection
@@ -97,7 +97,7 @@ class Member:
         return self.config.name
 
     def assigned(self, peer: str, round: int) -> list[int]:
-        """The training prompts of ``peer`` in a round, those in reserve last."""
+        """The training prompts of ``peer`` in a round."""
         return assigned(self.recipe, len(self.task.train), peer, round)
 
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
@@ -142,10 +142,9 @@ class Member:
         rewards = Rewards(reward_N, group_N, source_N, own_N, self.recipe.training.scale_rewards)
         return advantages(self.objective, rewards).float()
 
-    def advance(self, batch: Batch, replaced: Sequence[ScoredGroup], seconds: float) -> None:
+    def advance(self, batch: Batch, seconds: float) -> None:
         """Move the cursor past a finished round."""
         sampled = sum(len(r) for r, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
-        sampled += sum(len(rollout) for scored in replaced for rollout in scored.group.rollouts)
         old = self.cursor
         self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
 

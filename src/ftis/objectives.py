@@ -238,7 +238,7 @@ TRL: ``loss_type="cispo"``, ``epsilon_high=5.0``, which is 1 + ε_high here. Its
 value with the same gradient."""
 
 DAPO = Objective(weight=truncated, reduction=token_mean, epsilon_high=0.28)
-"""Clip-higher and the token mean of DAPO (Yu et al., arXiv 2503.14476). Its dynamic sampling is ``training.resample``.
+"""Clip-higher and the token mean of DAPO (Yu et al., arXiv 2503.14476). Without its dynamic sampling.
 
 TRL: ``loss_type="dapo"``, ``epsilon_high=0.28``."""
 

@@ -27,13 +27,6 @@ Attack = Callable[[Sequence[ScoredGroup], "Peer"], Sequence[Group]]
 """(own scored groups, this peer) → the groups to offer instead; for testing defences."""
 
 
-class OwnGroups(NamedTuple):
-    """A peer's own groups of a round, and those without signal that others replaced."""
-
-    kept: Sequence[ScoredGroup]
-    replaced: Sequence[ScoredGroup]
-
-
 class Drawn(NamedTuple):
     """A peer's own groups of a round.
 
@@ -43,7 +36,7 @@ class Drawn(NamedTuple):
     """
 
     round: int
-    own: OwnGroups
+    own: Sequence[ScoredGroup]
     staleness: int = 0
     seconds: float = 0.0
 
@@ -99,9 +92,9 @@ class Peer:
         if drawn is None or drawn.round != round:
             drawn = Drawn(round, self.sample(round))
         clock.lap("sample", -drawn.seconds)
-        offered: Sequence[Group] = [scored.group for scored in drawn.own.kept]
+        offered: Sequence[Group] = [scored.group for scored in drawn.own]
         if self.attack is not None:
-            offered = self.attack(drawn.own.kept, self)
+            offered = self.attack(drawn.own, self)
         outgoing = self.member.outgoing(round, offered)
         clock.lap("exchange")
         self._begun[round], self.ahead = Begun(drawn, len(outgoing.message), clock), None
@@ -116,14 +109,13 @@ class Peer:
     def finish(self, round: int, collected: Collected) -> RoundRecord:
         """Admit, judge, select and learn: the second half of a round that has begun."""
         drawn, sent_bytes, clock = self._begun[round]
-        own = drawn.own
         clock.lap("wait", self.ahead.seconds if self.ahead else 0.0)
         admissions = self.member.admit(collected, round)
         admitted = [group for admission in admissions for group in admission.admitted]
-        batch = collate([*own.kept, *admitted], self.member.prompt_ids, self.name)
+        batch = collate([*drawn.own, *admitted], self.member.prompt_ids, self.name)
         clock.lap("admit")
         heard = RoundExchange(collected, sent_bytes, admissions)
-        record = self.learn_from(round, batch, heard, clock, own.replaced, drawn.staleness)
+        record = self.learn_from(round, batch, heard, clock, drawn.staleness)
         del self._begun[round]
         if self.ahead is not None:
             self.ahead = self.ahead._replace(staleness=self.ahead.staleness + 1)
@@ -142,13 +134,11 @@ class Peer:
         batch: Batch,
         heard: RoundExchange,
         clock: Stopwatch,
-        replaced: Sequence[ScoredGroup] = (),
         staleness: int = 0,
     ) -> RoundRecord:
         """Learn from a round's batch. A replayed round begins here.
 
         Args:
-            replaced: own groups without signal that others replaced.
             staleness: rounds that were learned from since own groups were sampled.
         """
         member, policy = self.member, self.policy
@@ -167,7 +157,7 @@ class Peer:
         self.sampler.weights_moved(policy)
         clock.lap("update")
 
-        member.advance(batch, replaced, clock.total)
+        member.advance(batch, clock.total)
         return round_record(
             judged,
             chosen,
@@ -177,7 +167,6 @@ class Peer:
             own=self.name,
             end_ids=policy.end_ids,
             prompts=member.task.train,
-            replaced=replaced,
             about_peers=member.about_peers(),
             about={
                 **({"sampling/staleness": staleness} if self.recipe.training.overlap else {}),
@@ -188,23 +177,11 @@ class Peer:
             },
         )
 
-    def sample(self, round: int) -> OwnGroups:
-        """This peer's own groups for the round, scored.
-
-        While some are without signal and prompts are in reserve, as many of those are sampled. Groups with signal come
-        first then.
-        """
-        items, n = self.member.assigned(self.name, round), self.recipe.prompts_per_peer
-        fresh, reserve, purpose = sorted(items[:n]), items[n:], "sample"
-        found: list[ScoredGroup] = []
-        while fresh:
-            groups = self.sample_items(fresh, self.recipe.rollouts_per_group, round, purpose)
-            found += [self.member.admitter.score_group(group) for group in groups]
-            missing = n - sum(scored.has_signal for scored in found)
-            fresh, reserve, purpose = reserve[:missing], reserve[missing:], f"resample-{len(found)}"
-        if len(found) > n:
-            found.sort(key=lambda scored: not scored.has_signal)
-        return OwnGroups(found[:n], found[n:])
+    def sample(self, round: int) -> list[ScoredGroup]:
+        """This peer's own groups for the round, scored."""
+        items = sorted(self.member.assigned(self.name, round))
+        groups = self.sample_items(items, self.recipe.rollouts_per_group, round, "sample")
+        return [self.member.admitter.score_group(group) for group in groups]
 
     def sample_items(self, items: Sequence[int], repeats: int, round: int, purpose: str) -> list[Group]:
         """Sample a group of ``repeats`` rollouts for each of ``items``; ``purpose`` seeds the draw.

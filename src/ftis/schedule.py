@@ -37,8 +37,6 @@ def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
 def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     """The prompts that ``peer`` samples in ``round``: its slice of the round's, or all of them in horizontal mode.
 
-    With ``training.resample`` the last ``reserve_per_peer`` of them are in reserve: it may take them instead of others.
-
     Args:
         recipe: with exactly the peers of one swarm.
         n_items: size of the task's training split.
@@ -46,12 +44,11 @@ def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     Raises:
         RecipeError: the task has fewer problems than a round needs.
     """
-    count = recipe.training.prompts_per_round + recipe.reserve_per_peer * len(recipe.peers)
+    count = recipe.training.prompts_per_round
     if count > n_items:
-        reserve = f" and as many more as training.resample_budget = {recipe.training.resample_budget} takes"
         raise RecipeError(
-            f"training.prompts_per_round = {recipe.training.prompts_per_round}{reserve * bool(recipe.reserve_per_peer)}"
-            f", but the task has only {n_items} training problems: lower it or raise task.train_size"
+            f"training.prompts_per_round = {count}, but the task has only {n_items} training problems: lower it or "
+            f"raise task.train_size"
         )
     items = draw_items(n_items, count, round, recipe.seed)
     if recipe.training.mode == "horizontal":

@@ -73,7 +73,6 @@ class Outcome:
         formats, answers: completions whose format, and whose answer, is right; None with a reward of the recipe's own.
         unfinished: completions that reached the longest length.
         groups_a_round: groups that the peer learns from in a round, if nothing is filtered.
-        reserve: prompts in reserve for each of a round's, see ``training.resample``.
         compared: the way to compare answers; None with a reward of the recipe's own.
         instruct: whether the model's tokenizer has a chat template.
         example: a problem and its answer if not all answers are numbers; None if they are, and with a reward of the
@@ -86,7 +85,6 @@ class Outcome:
     answers: int | None
     unfinished: int
     groups_a_round: int
-    reserve: float
     compared: AnswerKind | None
     instruct: bool
     example: tuple[str, str] | None
@@ -107,7 +105,7 @@ class Outcome:
     @property
     def with_signal(self) -> float:
         """The groups of a round that would carry signal, if the other peers' do as often."""
-        return min(1.0, self.signal * (1 + self.reserve)) * self.groups_a_round
+        return self.signal * self.groups_a_round
 
 
 def verdict(outcome: Outcome) -> str:
@@ -274,11 +272,7 @@ def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
         earned = sum(reward > 0 for group in outcome.rewards for reward in group)
         raised = f", or {ways}" if (ways := _ways(recipe, [more])) else ""
         return [f"{earned} of {n} completions earn a reward: {_easier(recipe, raised)}"]
-    budget = recipe.training.resample_budget
-    filled: Way = ("raise training.resample_budget", {"training.resample_budget": budget + 1})
-    if not outcome.reserve:
-        filled = ('set training.resample = "fill"', {"training.resample": "fill"})
-    ways = _ways(recipe, [more, filled]) or "give other problems"
+    ways = _ways(recipe, [more]) or "give other problems"
     return [
         f"about {outcome.with_signal:.0f} of a round's {outcome.groups_a_round} groups carry signal, in the others "
         f"all rewards are equal: {ways}"

@@ -220,9 +220,7 @@ def _exchanged(arm: Arm) -> str:
 def budget(arm: Arm) -> str:
     """A sentence on the rollouts that a peer of the arm samples and trains on in a round."""
     sampled, trained = rollouts_per_round(arm.swarms[0])
-    reserve = arm.swarms[0].reserve_per_peer * arm.swarms[0].rollouts_per_group
-    more = f" and up to {reserve} in place of groups without signal" if reserve else ""
-    return f"in a round a peer samples {sampled} rollouts{more} and trains on {trained}"
+    return f"in a round a peer samples {sampled} rollouts and trains on {trained}"
 
 
 def rates(arms: Sequence[Arm]) -> list[str]:

@@ -29,7 +29,7 @@ from ftis.measures import RoundExchange, has_ended
 from ftis.objectives import Objective
 from ftis.peer import Peer, Stopwatch
 from ftis.prompts import Task
-from ftis.recipe.arms import rollouts_per_round, threads_of, tries
+from ftis.recipe.arms import rollouts_per_round, threads_of
 from ftis.recipe.parsing import with_arm
 from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
 from ftis.records.files import write_json
@@ -215,8 +215,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     message = peer.member.outgoing(0, many.own).message
     outcome = outcome_of(peer, swarm, looked_at, example)
     sampled, trained = rollouts_per_round(swarm)
-    all_sampled = round(sampled * tries(swarm, outcome.signal))
-    sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, all_sampled)
+    sampling = extrapolated(few.rollouts, few.seconds, many.rollouts, many.seconds, sampled)
     if quick:
         training = extrapolated(few.rollouts, learning[-2], many.rollouts, learning[-1], trained)
     else:
@@ -227,7 +226,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         tokens_per_second=many.tokens / many.seconds,
         seconds_to_sample=sampling,
         seconds_to_learn=training,
-        sampling_cost=sampling / all_sampled / max(training / trained, 1e-9),
+        sampling_cost=sampling / sampled / max(training / trained, 1e-9),
         peak_bytes=peak_bytes(peer.policy.device),
         checkpoint_bytes=checkpoint_bytes(
             peer.member.config, peer.policy.n_parameters, sum(p.numel() for p in peer.policy.trainable)
@@ -285,7 +284,6 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str]
         answers=answers,
         unfinished=_unfinished(peer, tried),
         groups_a_round=trained // swarm.sampling.num_generations,
-        reserve=swarm.reserve_per_peer / swarm.prompts_per_peer,
         compared=None if answers is None else kind_of_answers(swarm.reward, peer.member.task.answer_kind),
         instruct=peer.policy.tokenizer.chat_template is not None,
         example=None if answers is None else example,

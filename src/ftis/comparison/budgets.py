@@ -17,21 +17,17 @@ class RoundBudget:
 
     Attributes:
         trained, generated: rollouts.
-        reserve: further rollouts that may replace groups without signal.
     """
 
     trained: int
     generated: int
     rounds: int
-    reserve: int = 0
 
 
 def round_budget(arm: Arm) -> RoundBudget:
     """The plan of one arm."""
-    swarm = arm.swarms[0]
-    generated, trained = rollouts_per_round(swarm)
-    reserve = swarm.reserve_per_peer * swarm.rollouts_per_group
-    return RoundBudget(trained, generated, swarm.training.rounds, reserve)
+    generated, trained = rollouts_per_round(arm.swarms[0])
+    return RoundBudget(trained, generated, arm.swarms[0].training.rounds)
 
 
 def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any]]:
@@ -61,7 +57,7 @@ def equal(one: RoundBudget, other: RoundBudget) -> str:
     """Name the budgets that two plans share."""
     axes = {
         "rollouts trained on": one.trained == other.trained,
-        "rollouts a peer samples itself": (one.generated, one.reserve) == (other.generated, other.reserve),
+        "rollouts a peer samples itself": one.generated == other.generated,
     }
     same = [what for what, equal in axes.items() if equal]
     text = f"equal in {' and in '.join(same)}" if same else "equal in neither budget"
@@ -69,8 +65,7 @@ def equal(one: RoundBudget, other: RoundBudget) -> str:
 
 
 def _in_words(names: str, of: RoundBudget) -> str:
-    reserve = f" and up to {of.reserve} more instead of groups without signal" if of.reserve else ""
-    each = f"a peer generates {of.generated} rollouts{reserve} and trains on {of.trained}"
+    each = f"a peer generates {of.generated} rollouts and trains on {of.trained}"
     return f"{names}: in each of {of.rounds} rounds {each}"
 
 
@@ -106,9 +101,6 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float | None]:
         "seconds_training": own.training,
         "seconds_waited": peer.seconds_waited,
     }
-    if planned.reserve:
-        groups = sum(row.measures["resample/groups"] for row in peer.rounds)
-        totals["rollouts_generated"] = groups * arm.recipe.sampling.num_generations
     if arm.config.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' may not have come
         for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):
             totals[key] = float(sum(m.get(measure, 0) for row in peer.rounds for m in row.by_peer.values()))

@@ -89,7 +89,7 @@ class Detector:
     known: int = 0
     weights: list[list[float]] = field(default_factory=lambda: TRUSTING.tolist())
 
-    def add(self, ratios: Ratios, log_choices: float = 0.0) -> tuple[Floats64, Floats64]:
+    def add(self, ratios: Ratios) -> tuple[Floats64, Floats64]:
         """Take in a message. Returns the evidence after each rollout [N], and what each unit gave [N, U], in nats.
 
         Only the evidence after a group's last rollout counts, since E_g is of whole groups.
@@ -100,7 +100,6 @@ class Detector:
         w is about the share of earlier groups with B.
 
         Args:
-            log_choices: log of the number of ways in which the sender may have chosen these groups among more.
         """
         gain_WNU, weights = mixtures(np.array(self.weights), ratios, self.share)
         w, known_N = (self.known + 1) / (self.groups + 2), ratios.known_P[ratios.group_N]
@@ -113,8 +112,8 @@ class Detector:
             members = ratios.group_N == group
             log_r_Ln = np.logaddexp(log_r_L, -math.log(self.groups_of_run))[:, None] + log_e_LN[:, members].cumsum(1)
             log_r_L = log_r_Ln[:, -1]
-            nats_N[members] = np.logaddexp.reduce(log_r_Ln) + self._log_scale - log_choices
-        self.log_r = (log_r_L - log_choices).tolist()
+            nats_N[members] = np.logaddexp.reduce(log_r_Ln) + self._log_scale
+        self.log_r = log_r_L.tolist()
         self.groups, self.known = self.groups + len(ratios.known_P), self.known + int(ratios.known_P.sum())
         self.weights[0] = weights[0].mean(0).tolist()
         if known_N.any():

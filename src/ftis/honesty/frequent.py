@@ -41,13 +41,12 @@ class Frequent:
         self._keys: Keys = np.zeros(0, np.int64)
         self._log_r_AK: Floats64 = np.zeros((0, len(SHARES)))
 
-    def add(self, rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64], log_choices: float = 0.0) -> Floats64:
+    def add(self, rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64]) -> Floats64:
         """Take in a message. Returns the evidence log(n Σ R) after each group, in nats.
 
         Args:
             rollouts: of one sender and round, group after group, as the sender sampled them.
             group_N: the group of each, ascending, from 0.
-            log_choices: log of the number of ways in which the sender may have chosen these groups among more.
         """
         key_2T, gain_TK = _keys(rollouts), _gains(rollouts)
         group_T = np.repeat(group_N, [len(r) for r in rollouts])
@@ -63,9 +62,8 @@ class Frequent:
                 np.add.at(log_e_AK, place[known], gains[known] - np.log1p(-SHARES))
                 start = -math.log(self.groups_of_run * self._log_r_AK.size)
                 self._log_r_AK = np.logaddexp(self._log_r_AK, start) + log_e_AK
-            nats_P.append(self.nats - log_choices)
+            nats_P.append(self.nats)
             self._know(keys)
-        self._log_r_AK -= log_choices
         return np.array(nats_P)
 
     @property

@@ -40,7 +40,6 @@ class Message:
         group_N: the group of each, ascending, from 0.
         old_logp: log π_old of each rollout's tokens; None if it is not known.
         raised_N: whether Â > 0.
-        log_choices: log of the number of ways to choose these groups among all that the sender may have sampled.
     """
 
     round: int
@@ -48,7 +47,6 @@ class Message:
     group_N: npt.NDArray[np.int64]
     old_logp: Sequence[Floats | None]
     raised_N: npt.NDArray[np.bool_]
-    log_choices: float
 
 
 @dataclass
@@ -90,9 +88,9 @@ class Sender:
         ratios = ratios_of(sent, group_N, self.past, known)
         # Rewards come with a whole message, so they tell about later messages only.
         self.past.add_raised([one.completion_ids for one, up in zip(sent, message.raised_N, strict=True) if up])
-        nats_N, gains_NU = self.detector.add(ratios, message.log_choices)
+        nats_N, gains_NU = self.detector.add(ratios)
         ends_P = np.flatnonzero(np.diff(group_N, append=-1))
-        of_tokens_P = self.frequent.add(sent, group_N, message.log_choices)
+        of_tokens_P = self.frequent.add(sent, group_N)
         by_tokens_P = of_tokens_P > nats_N[ends_P]
         nats_N[ends_P] = np.logaddexp(nats_N[ends_P], of_tokens_P)
         lengths, over_N = [len(rollout) for rollout in sent], nats_N - math.log(2) >= threshold
@@ -208,7 +206,7 @@ class HonestyTest(Selection):
         _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
         rollouts, known = [batch.rollouts[row] for row in rows], [known_N[row] for row in rows]
         raised_N = (judged.advantage_N[rows] > 0).numpy()
-        return Message(round, rollouts, group_N, known, raised_N, self._log_choices(group_N[-1] + 1))
+        return Message(round, rollouts, group_N, known, raised_N)
 
     def _passes(self, message: Message) -> bool:
         """Whether all senders' messages, with this one, may have been drawn from what they report.
@@ -222,11 +220,6 @@ class HonestyTest(Selection):
             return False
         self.together = tried
         return True
-
-    def _log_choices(self, groups: int) -> float:
-        """log of the number of ways to choose the delivered ``groups`` among all that the sender may have sampled."""
-        sampled = max(self.recipe.prompts_per_peer + self.recipe.reserve_per_peer, groups)
-        return math.log(math.comb(sampled, groups)) if self.recipe.reserve_per_peer else 0.0
 
     def shares(self, judged: Judged) -> Tensor:
         if self.recipe.honesty.action != "quarantine":

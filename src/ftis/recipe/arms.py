@@ -147,14 +147,6 @@ def threads_of(recipe: Recipe, cores: int) -> int:
     return recipe.threads or max(1, cores // recipe.swarm_size)
 
 
-def tries(swarm: Recipe, signal: float) -> float:
-    """The factor by which ``training.resample`` multiplies a peer's groups, if a share ``signal`` of them has signal.
-
-    That is min(1 + reserve, 1 / signal): groups without signal give way to the reserve. 1 without it.
-    """
-    return min(1 + swarm.reserve_per_peer / swarm.prompts_per_peer, 1 / max(signal, 1e-9))
-
-
 def run_directory(recipe: Recipe) -> Path:
     """The directory to which :func:`ftis.train` writes: ``<output_dir>/<name>-seed<seed>``."""
     return Path(recipe.output_dir) / f"{recipe.name}-seed{recipe.seed}"

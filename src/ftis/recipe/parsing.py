@@ -279,11 +279,15 @@ def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
 
 
 _TRL = "for several GPUs a peer, start a TRL script with accelerate launch (docs/gpus.md)"
+_SAMPLED = "groups without signal stay; more sampling.num_generations leave fewer of them"
+
 GONE = {
     "format": "there is one form of messages",
     "data_parallel_size": _TRL,
     "fsdp": _TRL,
     "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
+    "resample": _SAMPLED,
+    "resample_budget": _SAMPLED,
     "rounds_late": "messages come late in a swarm that has joined",
     "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
     "swarms": "training.swarm_size puts neighbours among the peers together",

@@ -26,7 +26,7 @@ from ftis.codec import Message, decode, encode
 from ftis.config import FtisError, PeerConfig, RecipeError, first_line
 from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
-from ftis.peer import Drawn, OwnGroups, Peer
+from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
 from ftis.records.files import checkpoint_path, partial_directory, saved_steps
 from ftis.selection import Selection
@@ -125,7 +125,7 @@ def unfinished(peer: Peer) -> bytes:
     if drawn is None or not drawn.staleness:
         return b""
     header = replace(peer.member.header, round=drawn.round)
-    return encode(Message(header, tuple(scored.group for scored in drawn.own.kept)))
+    return encode(Message(header, tuple(scored.group for scored in drawn.own)))
 
 
 def go_on(peer: Peer, directory: Path, step: int) -> None:
@@ -136,8 +136,7 @@ def go_on(peer: Peer, directory: Path, step: int) -> None:
     path, admitter = checkpoint_path(directory, step) / "trainer_state" / UNFINISHED, peer.member.admitter
     if path.exists():
         groups = decode(path.read_bytes(), admitter.terms.limits).groups
-        own = OwnGroups([admitter.score_group(group) for group in groups], ())
-        peer.ahead = Drawn(step, own, staleness=1)
+        peer.ahead = Drawn(step, [admitter.score_group(group) for group in groups], staleness=1)
 
 
 def hand_over(source: Policy, target: Policy) -> None:

@@ -86,7 +86,7 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
 
 def guarded(swarm: Recipe) -> Recipe:
     """The recipe with the no-regret guard of a peer among strangers, unless it says otherwise."""
-    if swarm.training.no_regret is not None or swarm.training.resample != "off":
+    if swarm.training.no_regret is not None:
         return swarm
     training = swarm.training.model_copy(update={"no_regret": NO_REGRET})
     return swarm.model_copy(update={"training": training})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from ftis.config import PeerConfig, Recipe
-from ftis.recipe.arms import rollouts_per_round, tries
+from ftis.recipe.arms import rollouts_per_round
 
 SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
 """Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
@@ -36,7 +36,7 @@ def guess_seconds(swarm: Recipe, parameters: Mapping[str, int]) -> float:
     evaluations = 2 + (training.rounds // training.eval_every if training.eval_every else 0)
     problems = sum(task.validation_size or UNKNOWN_PROBLEMS for task in (swarm.task, *swarm.ood))
     sampled, trained = rollouts_per_round(swarm)
-    sampled_and_evaluated = sampled * tries(swarm, LIKELY_SIGNAL) + problems * evaluations / training.rounds
+    sampled_and_evaluated = sampled + problems * evaluations / training.rounds
     tokens = LIKELY_LENGTH * swarm.sampling.max_completion_length
     operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
     return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each
@@ -52,6 +52,6 @@ def guess_on_card(swarm: Recipe, peer: PeerConfig, parameters: int, read: int) -
     sampled, trained = rollouts_per_round(swarm)
     tokens = LIKELY_LENGTH * swarm.sampling.max_completion_length
     at_a_time = min(sampled, swarm.sampling.batch_size or sampled)
-    steps = tokens * tries(swarm, LIKELY_SIGNAL) * sampled / at_a_time
+    steps = tokens * sampled / at_a_time
     operations = 8 - 2 * (peer.train == "lora") + 2 * peer.gradient_checkpointing  # frozen weights have no gradient
     return steps * read / CARD_READS + operations * parameters * trained * tokens / CARD_RATE

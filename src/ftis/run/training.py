@@ -175,7 +175,7 @@ class Trainer:
         if isinstance(score := peer.member.admitter.score, WeightedScorer):
             table = record.rollouts
             rows = zip(table["source"], table["question"], table["completion"], strict=True)
-            kept = peer.ahead.own.kept if peer.ahead else ()
+            kept = peer.ahead.own if peer.ahead else ()
             prompts = peer.member.task.train
             ahead = {(prompts[s.group.item].question, text) for s in kept for text in s.completions}
             own = [(asked, text) for source, asked, text in rows if source == peer.name]

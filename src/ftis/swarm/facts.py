@@ -62,7 +62,6 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "mode": training.mode,
         "rounds": training.rounds,
         "prompts_per_round": training.prompts_per_round,
-        **({"resample_budget": training.resample_budget} if training.resample == "fill" else {}),
         "num_generations": recipe.sampling.num_generations,
         "max_completion_length": recipe.sampling.max_completion_length,
         "temperature": recipe.sampling.temperature,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ftis.config import Recipe, RecipeError
+from ftis.config import Recipe
 from ftis.rollouts import Decode
 from ftis.selection import Judged, Selection
 from ftis.swarm.falls import LONGEST, FallTest, shortest_window
@@ -205,16 +205,5 @@ UNKEPT = ("recipe", "own", "name", "test", "back_to", "remarks")
 
 
 def no_regret(recipe: Recipe, own: str) -> NoRegret | None:
-    """The guard that ``training.no_regret`` sets; None if it is off, or there is nobody to learn from.
-
-    Raises:
-        RecipeError: ``training.resample`` chooses groups by their rewards, which then do not compare.
-    """
-    if not recipe.training.no_regret or len(recipe.peers) == 1:
-        return None
-    if recipe.training.resample != "off":
-        raise RecipeError(
-            "training.no_regret compares the rewards of groups that nobody chose: set it to 0, or training.resample = "
-            '"off"'
-        )
-    return NoRegret(recipe, own)
+    """The guard that ``training.no_regret`` sets; None if it is off, or there is nobody to learn from."""
+    return NoRegret(recipe, own) if recipe.training.no_regret and len(recipe.peers) > 1 else None

@@ -189,8 +189,6 @@ def _of_recipe(args: Any, recipe: Recipe, objective: Objective, peer: str) -> It
             f"its weights and filter alone (TIS, F-TIS, F-TIS-lifted), and set loss_type, importance_sampling_level, "
             f"epsilon and scale_rewards in GRPOConfig"
         )
-    if recipe.training.resample != "off":
-        yield 'training.resample = "fill": TRL samples a round once; set training.resample = "off"'
     if recipe.training.overlap:
         yield "training.overlap = 1: TRL decides when it samples; leave it out"
     if recipe.training.no_regret:

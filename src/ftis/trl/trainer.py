@@ -647,7 +647,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _record(self, update: Update) -> None:
         member = self.member
-        member.advance(self._judged.batch, (), self._clock.total)
+        member.advance(self._judged.batch, self._clock.total)
         about = {
             "step": member.cursor.step,
             "learning_rate": self._get_learning_rate(),
@@ -663,7 +663,6 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             own=member.name,
             end_ids=self._policy.end_ids,
             prompts=member.task.train,
-            replaced=(),
             about_peers=member.about_peers(),
             about=about,
         )

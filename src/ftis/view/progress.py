@@ -271,8 +271,6 @@ class Display:
                 parts.append(f"{right.replace('_', ' ')} in {metrics[right]:.0%}")
         if "frac_reward_zero_std" in metrics:
             parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of all groups with signal")
-        if metrics.get("resample/replaced"):
-            parts.append(f"{metrics['resample/replaced']} of {metrics['resample/groups']} own groups replaced")
         if "step_time" in metrics:
             waited = metrics.get("time/wait") or 0.0
             parts.append(

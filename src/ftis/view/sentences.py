@@ -66,7 +66,7 @@ CAUSES: Mapping[str, str] = {
     "unrewarded": "the problems are too hard, or the reward refuses right answers: ftis preflight says what to change",
     "easy": "nearly all completions are right already, so give harder problems",
     "constant": "every completion earns the same: the reward does not tell them apart, or the problems are too easy",
-    "equal": 'in each group all rewards are equal: raise sampling.num_generations, or set training.resample = "fill"',
+    "equal": "in each group all rewards are equal: raise sampling.num_generations",
     "dropped": "the selections drop every rollout: loosen objective.kl_threshold or training.selections",
     "answer": "no answer is right, so that only the format is learned: ftis preflight says what to change",
 }
