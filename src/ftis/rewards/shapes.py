@@ -32,11 +32,15 @@ _SET, _POINT, _LIST = r"\{\}", "()", ""
 
 
 class Shape(NamedTuple):
-    """The parts of an answer, the name of each or "", and the brackets around all of them, as ``()`` or ``[)``."""
+    """The parts of an answer, the name of each or "", and the brackets around all of them, as ``()`` or ``[)``.
+
+    ``ordered`` is false of names whose order nobody can tell, as that of k and a.
+    """
 
     brackets: str
     names: list[str]
     parts: list[str]
+    ordered: bool
 
     @property
     def assigns(self) -> bool:
@@ -65,29 +69,38 @@ def shape(text: str) -> Shape:
         names = left
     elif len({name.partition("_")[0] for name in names}) == 1:  # x_1 and x_2 are roots
         names = [name.partition("_")[0] for name in names]
-    places = list(map(_place, names))
-    if len(set(places)) == len(names) > 1 and max(places)[0] - min(places)[0] < 4:  # coordinates
-        ordered = sorted(zip(places, names, parts, strict=True))
-        names, parts = [name for _, name, _ in ordered], [part for _, _, part in ordered]
-    return Shape(_POINT if brackets == r"\langle\rangle" else brackets, names, parts)
+    places = _places(names)
+    if places is not None and len(set(places)) == len(names) > 1:  # coordinates
+        of_places = sorted(zip(places, names, parts, strict=True))
+        names, parts = [name for _, name, _ in of_places], [part for _, _, part in of_places]
+    brackets = _POINT if brackets == r"\langle\rangle" else brackets
+    return Shape(brackets, names, parts, places is not None or brackets != _LIST)
 
 
-def _place(name: str) -> tuple[int, ...]:
-    """The place of a name's letter in the alphabet, then its numbers.
+_ORDERS = ("mb", "rtp")
+"""First letters of names that people order otherwise than the alphabet: slope and intercept; ρ, θ and φ."""
 
-    People ask for values in this order if the letters are near each other, as for (a,b), (x,y) and f(1), f(2). Any
-    others, as (m,b), stand in the order that they are written in.
+
+def _places(names: list[str]) -> list[tuple[int, ...]] | None:
+    """The place of each name in the order in which people ask for values; None if nobody can tell.
+
+    Letters near each other stand in the order of the alphabet, as (a,b), (x,y) and f(1), f(2).
     """
-    return ord(name.lstrip("\\")[:1] or " "), *map(int, re.findall("-?[0-9]+", name))
+    letters = [name.lstrip("\\")[:1] or " " for name in names]
+    order = next((order for order in _ORDERS if set(order) == set(letters)), None)
+    if order is None and names and ord(max(letters)) - ord(min(letters)) >= max(4, len(names)):
+        return None
+    numbers = [map(int, re.findall("-?[0-9]+", name)) for name in names]
+    return [(order.index(one) if order else ord(one), *of) for one, of in zip(letters, numbers, strict=True)]
 
 
-def _column(text: str) -> str:
-    """A point as the column of its coordinates; any other text as it is."""
+def _vector(text: str, like: str) -> str:
+    """A point as the row or column of its coordinates, whichever ``like`` is; any other text as it is."""
     brackets, content = inside(RELATION.split(text)[-1].strip())
     parts = split(content, _CUT)
     if brackets not in (_POINT, r"\langle\rangle") or len(parts) < 2:
         return text
-    return r"\begin{pmatrix}" + r"\\".join(parts) + r"\end{pmatrix}"
+    return r"\begin{pmatrix}" + ("&" if "&" in like and r"\\" not in like else r"\\").join(parts) + r"\end{pmatrix}"
 
 
 def question(given: str, expected: str, digits: int = DIGITS, part: bool = False) -> Question:
@@ -95,13 +108,13 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
 
     Lists and sets have no order. Points have one, and so have values of several names: ``x=1, y=2`` is ``(1,2)`` and
     ``1,2``, not ``2,1``. A list may stand for a point or a set, but no set for a point; ``part`` of an answer may not.
-    A point may be a column. ``2:3:4`` is no division.
+    A point may be a row or a column. ``2:3:4`` is no division.
     """
     given, expected = (_SPACE.sub("", text) for text in (given, expected))
     if given == expected:
         return ("all",)
     if ("matrix" in given) != ("matrix" in expected):
-        given, expected = _column(given), _column(expected)
+        given, expected = _vector(given, expected), _vector(expected, given)
     if (sets := _reals(given, expected)) is not None:
         return "reals", *sets
     named = all(map(RELATION.search, (given, expected)))
@@ -122,12 +135,15 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
         return NEVER
     if (one.roots or other.roots) and (assign or _POINT in kinds):
         return NEVER
+    if not (one.ordered and other.ordered) and not (one.assigns and other.assigns) and len(set(one.parts)) > 1:
+        return NEVER
     if len(one.parts) != len(other.parts) and not (unordered and len(other.parts) > 1):
         return NEVER
     if one.assigns and other.assigns:
         values = dict(zip(one.names, one.parts, strict=True))
         return "all", *(
-            question(values.get(name, ""), right, part=True) for name, right in zip(*other[1:], strict=True)
+            question(values.get(name, ""), right, part=True)
+            for name, right in zip(other.names, other.parts, strict=True)
         )
     if not unordered and not _SIGN.search(expected):
         return "all", *(question(left, right, part=True) for left, right in zip(one.parts, other.parts, strict=True))
@@ -151,7 +167,7 @@ def _reals(given: str, expected: str) -> list[Any] | None:
 
     ``(1,2)`` may be a point, so one of both must be more than a pair in round brackets.
     """
-    sides = [_COMMA.sub(r"\\land ", _MEMBER.sub("", text).strip()) for text in (given, expected)]
+    sides = [_COMMA.sub(r"\\land ", _MEMBER.sub("", text).strip().replace(";", ",")) for text in (given, expected)]
     variables = [set(_VARIABLE.findall(side)) if INEQUALITY.search(side) else set() for side in sides]
     known = [
         len(names) == 1 or r"\mathbb{R}" in side or all(map(_INTERVAL.fullmatch, map(str.strip, side.split(r"\cup"))))
