@@ -85,6 +85,7 @@ def quiet() -> Iterator[None]:
 
 PARAMETERS = {
     "_prepare_inputs": ("self", "generation_batch"),
+    "_compute_loss": ("self", "model", "inputs"),
     "_generate_and_score_completions": ("self", "inputs"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     "_tokenize_prompts": ("self", "prompts"),
@@ -817,6 +818,31 @@ def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> No
     for name, weight in weights[0].items():
         assert not torch.equal(weight, before[name]), name
         assert weights[1][name].detach() == pytest.approx(weight.detach(), abs=1e-5), name
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
+def test_rows_that_fill_a_batch_weaken_neither_advantages_nor_kl(loss_type: str, model: Path, tmp_path: Path) -> None:
+    """Of 16 rollouts a round brings 12. They are one micro-batch, or, with 4 empty rows, 8 of one step."""
+
+    class Half(MadeUp):
+        def items(self, round: int) -> Sequence[int]:
+            return super().items(round)[:1]
+
+    moved = []
+    for size in (16, 2):
+        options: dict[str, Any] = {"per_device_train_batch_size": size, "steps_per_generation": 16 // size}
+        options |= {"loss_type": loss_type, "optim": "sgd", "learning_rate": 1e-2, "max_grad_norm": 0.0}
+        options |= {"save_strategy": "no", "beta": 1.0, "gradient_accumulation_steps": 16 // size}
+        args = config(tmp_path / str(size), **options)
+        recipe = scene_recipe(1, objective={"kl_threshold": 50.0})
+        trainer = trainer_of(model, args, recipe, Half(), rollout_func=draws)
+        trainer.ref_model.load_state_dict({key: 0.7 * one for key, one in trainer.ref_model.state_dict().items()})
+        before = {key: parameter.detach().clone() for key, parameter in trainer.model.named_parameters()}
+        trainer.train()
+        (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+        assert (row["peer/a/admitted"], row["peer/b/admitted"]) == (8, 4)
+        moved.append({key: one.detach() - before[key] for key, one in trainer.model.named_parameters()})
+    assert relative_difference(*moved) < 1e-3
 
 
 @pytest.mark.parametrize("way", ["lora", "bfloat16", "checkpointed"])

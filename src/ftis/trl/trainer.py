@@ -100,6 +100,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """
 
     eos_token_ids: list[int]
+    _beta_factor = 1.0
+    """Makes up in β, as in the advantages, for rows that fill the round's batch."""
 
     def __init__(
         self,
@@ -383,7 +385,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         rows = self._ranks.mine([item for item in items for _ in range(each)])
         inputs = self._rows(rows)
         listens = self._generates and not self.agreed
-        with self._own_share(each), self._recorded() if listens else contextlib.nullcontext([]) as heard:
+        recorded = self._recorded() if listens else contextlib.nullcontext([])
+        # No truncated completion is masked: others learn from all.
+        with self._changed(num_generations=each, mask_truncated_completions=False), recorded as heard:
             out = super()._generate_and_score_completions(inputs)
         ids = tokens_of(out["completion_ids"], out["completion_mask"])
         self._check_outputs(rows, inputs, out, ids)
@@ -430,9 +434,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.agreed = True
 
     @contextlib.contextmanager
-    def _own_share(self, each: int) -> Iterator[None]:
-        """A context in which TRL samples ``each`` completions of a prompt, and masks none: others learn from all."""
-        changed = {"num_generations": each, "mask_truncated_completions": False}
+    def _changed(self, **changed: Any) -> Iterator[None]:
+        """A context in which attributes that TRL reads have other values."""
         before = {name: getattr(self, name) for name in changed}
         self.__dict__.update(changed)
         try:
@@ -568,6 +571,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """TRL's batch of own rollouts as it is, or else that of all rollouts that carry gradient."""
         judged, batch, masks = self._judged, self._judged.batch, self.mask_truncated_completions
         steps = int(self.args.steps_per_generation)
+        self._beta_factor = 1.0
         if batch.own_N.all() and not masks and len(out["prompt_ids"]) % steps == 0:
             return out
         ends = [*self._policy.end_ids, self._tokenizer.pad_token_id]
@@ -582,6 +586,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         tokens_N = [len(rollout) * (row not in masked) for row, rollout in enumerate(batch.rollouts)]
         factor = makes_up(self.loss_type, len(rows) * self._ranks.size, len(batch))
         strength_N = [strength * np.float32(factor) for strength in strength_N]
+        self._beta_factor = factor
         ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
         device, multiple = self.accelerator.device, self.pad_to_multiple_of
         dropped = judged.rows[~self._chosen.kept_R].tolist() if self.beta else []  # they have no KL, and still count
@@ -631,6 +636,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             if self._step % self._micro_batches == 0:
                 self._end_round()
         return loss
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        with self._changed(beta=self.beta * (self._beta_factor if self.model.training else 1.0)):
+            return super()._compute_loss(model, inputs)
 
     def _end_round(self) -> None:
         """Record the round, and hand its metrics to TRL's log."""
