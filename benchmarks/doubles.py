@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
 from light_swarm import Swarm, free_port
+from twin import Twin
 from vocabularies import byte_level
 
-__all__ = ["TOKENIZER", "Swarm", "byte_level", "free_port", "light_admitter", "light_recipe", "made_up_groups"]
+__all__ = ["TOKENIZER", "Swarm", "Twin", "byte_level", "free_port", "light_admitter", "light_recipe", "made_up_groups"]

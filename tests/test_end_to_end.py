@@ -154,7 +154,8 @@ def test_processes_and_turns_give_the_same_numbers(workplace: Path, monkeypatch:
     monkeypatch.setattr(processes, "cores", lambda: 1)  # which the two processes share
     for way in ("inline", "parallel"):
         output = f"output_dir={workplace / way}"
-        assert ftis("train", "recipe.toml", "--set", f"processes={way}", "--set", output) == 0
+        ahead = "training.overlap=1"
+        assert ftis("train", "recipe.toml", "--set", f"processes={way}", "--set", output, "--set", ahead) == 0
     inline, parallel = (records_of(workplace / way / "tiny-seed0") for way in ("inline", "parallel"))
     assert differences(parallel, inline) == []
 

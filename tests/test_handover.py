@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from conftest import TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import differences, records_of
 from twin import Twin, twin_of, with_twin
 
 import ftis
@@ -159,6 +161,19 @@ def test_log_probabilities_of_another_distribution_are_found_and_named(
     assert_one_line(error, words, "Mend the twin")
 
 
+def test_a_wrong_temperature_is_found_before_a_draw_beside_the_learner(pair: Sampler) -> None:
+    policy, copied, twin = pair
+    draw(pair)
+    move(policy, 0.01)
+    copied.weights_moved(policy)
+    assert copied.start(policy, PROMPTS[0], PLAIN, lambda: draw(pair)).result()
+    move(policy, 0.01, seed=1)
+    copied.weights_moved(policy)
+    twin.draws = {"temperature": 1.3}
+    with pytest.raises(SamplerError, match=r"a temperature of 1\.1 or beyond"):
+        copied.start(policy, PROMPTS[0], PLAIN, lambda: draw(pair))
+
+
 def test_another_model_is_found_at_the_first_draw(tiny_policy: TinyPolicy) -> None:
     policy, other = tiny_policy("llama"), tiny_policy("llama", model={"seed": 1})
     twin = Twin(other, deaf=True)
@@ -244,10 +259,10 @@ def test_noise_widens_the_error_of_a_share_and_no_way_has_none() -> None:
     assert explained_by(expected + noise, expected, expected).error == np.inf
 
 
-def of_two(place: Path, models: dict[str, Path], sampler: str) -> Recipe:
+def of_two(place: Path, models: dict[str, Path], sampler: str, **training: Any) -> Recipe:
     peers = {n: {"model": models[n], "device": "cpu", "learning_rate": 1e-3} for n in ("a", "b")}
     top = {"processes": "inline", "output_dir": place / sampler}
-    return load(write_recipe(place, peers, top=top, sampling={"sampler": sampler}))
+    return load(write_recipe(place, peers, top=top, sampling={"sampler": sampler}, training=training))
 
 
 @pytest.fixture
@@ -267,14 +282,38 @@ def test_a_run_samples_from_copies_and_every_round_has_all_rollouts(place: Path,
     assert all(row["sampling/checked_logp_difference/max"] < 1e-4 for row in rows)
 
 
+def test_a_draw_beside_the_learner_is_the_one_that_it_waits_for(
+    place: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``training.overlap`` the engine draws a round while the learner learns from the one before."""
+    records, threads = [], set[str]()
+    complete = Twin.complete
+    for beside in (True, False):
+
+        def noted(self: Twin, *asked: Any) -> Any:
+            threads.add(threading.current_thread().name.partition("_")[0])
+            return complete(self, *asked)
+
+        monkeypatch.setattr(Twin, "beside", beside)
+        monkeypatch.setattr(Twin, "complete", noted)
+        recipe = of_two(place, models, "twin.with_twin", overlap=1).model_copy(update={"name": f"beside-{beside}"})
+        ftis.train(recipe)
+        records.append(records_of(run_directory(recipe)))
+        assert ("draw" in threads) == beside
+        threads.clear()
+    assert differences(*records) == []
+
+
 @pytest.mark.parametrize(
     ("sampler", "words"),
     [("twin.with_deaf_twin", "has not taken the new weights"), ("twin.with_hot_twin", "fit a temperature of 1.1")],
 )
+@pytest.mark.parametrize("overlap", [0, 1])
 def test_a_run_stops_in_the_round_in_which_its_engine_goes_wrong(
-    place: Path, models: dict[str, Path], sampler: str, words: str
+    place: Path, models: dict[str, Path], overlap: int, sampler: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = of_two(place, models, sampler)
+    monkeypatch.setattr(Twin, "beside", True)
+    recipe = of_two(place, models, sampler, overlap=overlap)
     with pytest.raises(FtisError, match=words):
         ftis.train(recipe)
     assert not list(run_directory(recipe).rglob("checkpoint-*"))

@@ -136,7 +136,7 @@ def test_a_finished_swarm_is_extended_to_what_it_had_been_with_more_rounds(place
 
 
 def test_a_swarm_with_a_limit_learns_what_the_same_recipe_learns_in_one_process(place: Path) -> None:
-    setting = ["--set", "training.max_foreign_rollouts=4"]
+    setting = ["--set", "training.max_foreign_rollouts=4", "--set", "training.overlap=1"]
     processes = {name: joined(place, name, *setting) for name in "abc"}
     assert set(finish(place, processes).values()) <= {0, 3}  # 3: the few that are admitted seldom have signal
     options = [*setting, "--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
@@ -170,7 +170,7 @@ def wait_for_rounds(process: Watched, more: int) -> None:
 
 def test_ten_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]) -> None:
     rounds, chance = 20, random.Random(7)
-    recipe = (place / "recipe.toml").read_text().replace("rounds = 4", f"rounds = {rounds}")
+    recipe = (place / "recipe.toml").read_text().replace("rounds = 4", f"rounds = {rounds}\noverlap = 1")
     (place / "recipe.toml").write_text(recipe.replace("eval_every = 0", "eval_every = 1"))  # a line each round
     processes = {name: joined(place, name) for name in "abc"}
     kills = 0

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -32,8 +34,12 @@ from ftis.policy import Policy
 from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
 from ftis.sampling import Decoding, Sampler
 
+Drawn = TypeVar("Drawn")
+
 CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
 """The number of completions of a draw that the learner scores, and the most tokens of each."""
+SHORT = 32
+"""Their tokens before a draw beside the learner, which cannot be scored once it has learned."""
 FINEST = 1e-6
 """Log-probabilities in float32 that differ by less are equal."""
 SURE = 5.0
@@ -73,11 +79,13 @@ class Engine(Protocol):
         name: for error messages.
         dtype: the precision of its arithmetic.
         remedy: the setting to change if its log-probabilities belong to another distribution.
+        beside: whether it completes in another process, so that it may draw while the learner learns.
     """
 
     name: str
     dtype: torch.dtype
     remedy: str
+    beside: bool = False
 
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
@@ -99,6 +107,7 @@ class Copied(Sampler):
 
     Attributes:
         gap: root mean square of log π_engine − log π_θ, in nats, at the latest check; 0 before the first.
+        waited: seconds for which the last new weights waited for a draw of :meth:`start`.
     """
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
@@ -114,6 +123,30 @@ class Copied(Sampler):
         self._noise = self._largest_gap / 3 if self._coarse else FINEST
         self._checked: set[Decoding] = set()
         self._seen: CheckedRows | None = None
+        self._drawing: Future[Any] | None = None
+        self.waited = 0.0
+
+    @property
+    def beside(self) -> bool:
+        """Whether a draw may go on while the learner learns."""
+        return self.engine.beside
+
+    def start(self, policy: Policy, prompt: Ints, decoding: Decoding, draw: Callable[[], Drawn]) -> Future[Drawn]:
+        """Run ``draw``, which calls this sampler, in a thread beside the learner. New weights wait until it is done.
+
+        A few short completions of ``prompt`` are compared with the learner's before, by the same weights.
+
+        Raises:
+            SamplerError: the engine does not sample the learner.
+        """
+        if decoding not in self._checked:
+            short = replace(decoding, max_completion_length=min(SHORT, decoding.max_completion_length))
+            self(policy, [prompt], CHECKED_ROLLOUTS, short, 0)
+            self._checked.add(decoding)
+        threads = ThreadPoolExecutor(1, thread_name_prefix="draw")
+        self._drawing = drawing = threads.submit(draw)
+        threads.shutdown(wait=False)
+        return drawing
 
     def __call__(
         self,
@@ -148,6 +181,11 @@ class Copied(Sampler):
         Raises:
             SamplerError: the engine did not take them.
         """
+        began = time.monotonic()
+        if self._drawing is not None:
+            wait([self._drawing])
+            self._drawing = None
+        self.waited = time.monotonic() - began
         self.engine.load(policy)
         self._checked.clear()
         if self._seen is not None and self._check_arrival(policy, self._seen):

@@ -32,6 +32,7 @@ class Served(Engine):
     """A server's model, or the adapter that it was given last."""
 
     remedy = "Start vllm serve with --logprobs-mode processed_logprobs"
+    beside = True
 
     def __init__(self, policy: Policy, url: str, dtype: torch.dtype, directory: str | None, timeout: float) -> None:
         self.url, self.dtype, self.timeout = url.rstrip("/"), dtype, timeout

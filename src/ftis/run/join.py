@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ftis.admission import Collected
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import ArmConfig, Recipe, RecipeError, TaskConfig
 from ftis.engines.machine import cores
@@ -231,15 +233,23 @@ def join(
         identity = identity_directory(recipe, name)
         with (
             closing(trainer),
+            ThreadPoolExecutor(1, thread_name_prefix="exchange") as aside,
             in_network(member, tokenizer, place, identity, key, roster, log, stop.is_set) as network,
         ):
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 network.catch_up(member.cursor.step)
-            rounds = trainer.train(log, stop.is_set, network.catch_up)
+            arriving: list[Future[Collected | None]] = []
+            rounds = trainer.train(
+                log,
+                stop.is_set,
+                network.catch_up,
+                # Messages arrive while the peer samples ahead.
+                lambda outgoing: arriving.append(aside.submit(network.exchange, outgoing)),
+            )
             with suppress(StopIteration):
-                outgoing = next(rounds)
+                next(rounds)
                 while True:
-                    outgoing = rounds.send(network.exchange(outgoing))
+                    rounds.send(arriving.pop().result())
     return member.cursor.step == swarm.training.rounds
 
 

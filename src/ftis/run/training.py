@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from ftis.admission import Score
 from ftis.engines.devices import peak_bytes
 from ftis.episodes import Episodes
 from ftis.measures import RoundRecord
 from ftis.member import Outgoing
-from ftis.peer import Peer
+from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.records.events import (
@@ -30,7 +32,7 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
 from ftis.rewards.scoring import WeightedScorer
-from ftis.rollouts import Ints, Prompt
+from ftis.rollouts import Group, Ints, Prompt
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 from ftis.run.evaluate import Exam
@@ -115,12 +117,15 @@ class Trainer:
                 member.cursor = replace(member.cursor, step=round)
                 outgoing = peer.begin(round)
                 offer(outgoing)
+                beside = None
                 if training.overlap and round + 1 < training.rounds:
-                    peer.sample_ahead(round + 1)
+                    beside = self.sample_ahead(round + 1)
                 collected = yield outgoing
                 if collected is None:
                     raise Stopped
                 record = peer.finish(round, collected)
+                if beside is not None:
+                    self.take(round + 1, beside.result(), record)
                 self.go_back()  # before anybody copies the weights
                 self.record(record, say)
                 self.report_guard(say)
@@ -135,6 +140,34 @@ class Trainer:
                 self.save()
             self.evaluate_where_due(training.rounds, say)
         say(PeerFinished(member.cursor.step))
+
+    def sample_ahead(self, round: int) -> Future[list[Group]] | None:
+        """Sample a round before the present one is learned from.
+
+        Returns:
+            the groups to come, if the sampler draws beside the learner; otherwise the peer has them.
+        """
+        peer, member = self.peer, self.peer.member
+        copied = getattr(peer.sampler, "beside", None)
+        if copied is None or not peer.agreed or member.admitter.episodes is not None:
+            peer.sample_ahead(round)
+            return None
+        items = sorted(member.assigned(peer.name, round))
+        drawing: Future[list[Group]] = copied.start(
+            peer.policy,
+            member.prompt_ids[items[0]],
+            peer.decoding,
+            lambda: peer.sample_items(items, peer.recipe.rollouts_per_group, round, "sample"),
+        )
+        return drawing
+
+    def take(self, round: int, groups: Sequence[Group], record: RoundRecord) -> None:
+        """Score groups that were drawn while the peer learned; ``record`` tells waiting for them from learning."""
+        peer, sampler, began = self.peer, cast(Any, self.peer.sampler), time.monotonic()
+        own = [peer.member.admitter.score_group(group) for group in groups]
+        peer.ahead = Drawn(round, own, 1, time.monotonic() - began)
+        record.metrics["time/update"] -= sampler.beside.waited
+        record.metrics["time/sample"] += sampler.beside.waited
 
     @property
     def guard(self) -> NoRegret | None:

@@ -238,7 +238,7 @@ class NetworkExchange:
             offers_only: peers that are waited for, but whose messages are not fetched.
 
         Raises:
-            Stopped: asked to stop while waiting.
+            Stopped: asked to stop while waiting, or closed by another thread.
             ExchangeError: the round cannot be closed.
         """
         self.status["state"] = "collecting"
@@ -251,7 +251,7 @@ class NetworkExchange:
 
     def _poll(self) -> Collected | None:
         """Carry out what is due, or wait a moment for news; the round's messages once it is closed."""
-        if self._should_stop():
+        if self._should_stop() or self._closing.is_set():
             raise Stopped
         known = self._news
         self._compare_facts()
