@@ -504,6 +504,10 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     lies = [b"[1", b'"text"', b"[" * 50_000, json.dumps({"peer": ["x"], "round": "far"}).encode()]
     lies.append(json.dumps({"peer": "vast", "round": 10**300, "from": {"x": {"bytes": 10**400, "late": -3}}}).encode())
     lies.append(
+        json.dumps({"peer": "idle", "seconds": {"waiting": -1, "sampling": "x", "evaluating": 10**400}}).encode()
+    )
+    lies.append(json.dumps({"peer": "busy", "seconds": {"sampling": 3, "waiting": 1, "bragging": 9}}).encode())
+    lies.append(
         json.dumps({"peer": "\x1b[2J", "name": "\x1b]0;x\x07", "live": ["\r[red]y"], "state": "\x1bc"}).encode()
     )
 
@@ -525,5 +529,6 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     assert "[2J" in out.getvalue()
     assert "[red]y" not in out.getvalue()
     assert "vast" in out.getvalue()
+    assert "sampling 75%, waiting 25%" in " ".join(out.getvalue().split())
     assert not set(out.getvalue()) & {"\x1b", "\x07", "\r"}
     served.undeclare()  # type: ignore[no-untyped-call]

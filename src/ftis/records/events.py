@@ -150,6 +150,10 @@ class Evaluated:
     problems: int = 1
 
 
+STAGES = {"sampling": ("sample", "exchange"), "waiting": ("wait",), "learning": ("admit", "logp", "update")}
+"""What a peer does in a round, and the stages of metrics.jsonl that this is. Between rounds it is evaluating."""
+
+
 @dataclass(frozen=True)
 class RoundEnded:
     """A peer finished a round.

@@ -49,6 +49,7 @@ class EvaluationRow:
     split: str
     accuracy: float
     problems: int
+    seconds: float = 0.0
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> EvaluationRow:
@@ -56,7 +57,10 @@ class EvaluationRow:
         accuracy = line["accuracy"]
         if not isinstance(accuracy, (int, float)):
             raise TypeError(f"accuracy is {accuracy!r}")
-        return EvaluationRow(_whole(line, "step"), str(line["split"]), accuracy, _whole(line, "problems"))
+        seconds = line.get("seconds", 0.0)
+        if not isinstance(seconds, (int, float)):
+            raise TypeError(f"seconds is {seconds!r}")
+        return EvaluationRow(_whole(line, "step"), str(line["split"]), accuracy, _whole(line, "problems"), seconds)
 
 
 @dataclass(frozen=True, eq=False)  # equal to itself alone, so that something can be remembered about it

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ftis.config import FtisError
 from ftis.metric_keys import by_peer
-from ftis.records.events import Event, RoundEnded, Say, to_json
+from ftis.records.events import STAGES, Evaluated, Event, PeerStarted, RoundEnded, Say, to_json
 from ftis.records.files import append_jsonl, read_jsonl, timestamp, write_jsonl, write_whole
 from ftis.records.lines import RecordsError
 from ftis.seams import TRACKERS, look_up
@@ -175,12 +176,22 @@ class EventLog:
         self.status: dict[str, Any] = {}
         self._lock = threading.Lock()  # the network calls from threads of its own
         self._totals: dict[str, dict[str, int]] = {}
+        self._since = time.monotonic()
+
+    def _add(self, seconds: Mapping[str, float]) -> None:
+        spent = self.status.get("seconds", {})
+        self.status["seconds"] = spent | {name: spent.get(name, 0.0) + of for name, of in seconds.items()}
 
     def __call__(self, event: Event) -> None:
         with self._lock:
             if isinstance(event, RoundEnded):
                 self._count(event.metrics)
-            else:
+                self._add(seconds_by_stage(event.metrics))
+            elif isinstance(event, Evaluated):
+                self._add({"evaluating": time.monotonic() - self._since})
+            if isinstance(event, (RoundEnded, Evaluated, PeerStarted)):
+                self._since = time.monotonic()
+            if not isinstance(event, RoundEnded):
                 append_jsonl(self.path, {"time": timestamp(), **to_json(event)})
             self._say(event)
 
@@ -192,6 +203,11 @@ class EventLog:
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
             totals["quarantined"] = int(measures.get("honesty/quarantined", False))
         self.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}
+
+
+def seconds_by_stage(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """A round's seconds by what the peer did."""
+    return {name: sum(metrics.get(f"time/{stage}") or 0.0 for stage in stages) for name, stages in STAGES.items()}
 
 
 def written_after(directory: Path, step: int) -> list[Path]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.config import NAME_PATTERN, FtisError, Recipe
+from ftis.records.events import STAGES
 
 MAX_FACTS_BYTES = 64 * 1024
 MAX_FACTS_DEPTH = 16
@@ -118,7 +119,10 @@ def read_status(data: bytes) -> dict[str, Any] | None:
     found |= {key: claims[key] for key in ("round", "rounds") if is_count(claims.get(key))}
     if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
         found["reward"] = float(claims["reward"])
-    live, sources = claims.get("live"), claims.get("from")
+    live, sources, seconds = claims.get("live"), claims.get("from"), claims.get("seconds")
+    if isinstance(seconds, dict):
+        known = {name: seconds.get(name) for name in (*STAGES, "evaluating")}
+        found["seconds"] = {k: float(v) for k, v in known.items() if isinstance(v, (int, float)) and 0 <= v < 1e9}
     if isinstance(live, list):
         found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and _NAME.fullmatch(name)]
     if isinstance(sources, dict):

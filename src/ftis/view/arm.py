@@ -17,7 +17,7 @@ from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
 from ftis.view.exchanges import honesty, taken, weighed
 from ftis.view.sections import Table
-from ftis.view.sentences import About, about, headline
+from ftis.view.sentences import About, about, headline, of_its_time
 
 LATELY = 32
 """Rounds over which a round's seconds are averaged."""
@@ -130,11 +130,15 @@ def spent_table(arm: ArmOfRun) -> Cost | None:
         each = [seconds_text(of / n) for of in (own.sampling, own.exchange, own.training, waited)]
         tokens = amount(lately[-1].measures.get("tokens_sampled"))
         moved = (_megabytes(peer.bytes_sent), _megabytes(peer.bytes_received))
-        rows.append([name, f"{lately[-1].step:,}", tokens, *moved, *each, _tokens_per_second(lately)])
+        evaluating = sum(of.seconds for of in peer.evaluations if of.step >= lately[0].step)
+        doing = {"sampling": own.sampling, "waiting": waited, "learning": own.exchange + own.training}
+        doing["evaluating"] = evaluating
+        spent = of_its_time(doing)
+        rows.append([name, f"{lately[-1].step:,}", tokens, *moved, *each, _tokens_per_second(lately), spent])
     if not rows:
         return None
     head = ["Peer", "Rounds", "Own tokens", "MB sent", "MB received"]
-    head += ["s sampling", "s exchange", "s training", "s waiting", "Tokens/s"]
+    head += ["s sampling", "s exchange", "s training", "s waiting", "Tokens/s", "Its time"]
     caption = "What each peer has spent; seconds of a round are means of the last ones"
     return Cost(Table.of(caption, head, rows), any(peer.thinned for peer in arm.peers.values()))
 

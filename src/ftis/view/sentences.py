@@ -292,6 +292,12 @@ def possessive(name: str) -> str:
     return f"{name}’" if name.endswith("s") else f"{name}’s"
 
 
+def of_its_time(seconds: Mapping[str, float]) -> str:
+    """``sampling 61%, waiting 24%, learning 15%``; empty if no time has passed."""
+    whole = sum(seconds.values())
+    return ", ".join(f"{what} {of / whole:.0%}" for what, of in seconds.items() if whole and of / whole >= 0.005)
+
+
 def share(value: float, sign: str = "") -> str:
     """A reward as ``.62``, a change in reward as ``+.09``; whole and larger numbers stay as they are."""
     text = f"{value:{sign}z.2f}" if abs(value) < 10 else f"{value:{sign}.4g}"

@@ -26,7 +26,7 @@ from ftis.run.processes import runs_in_parallel
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, by_budget, headlines
 from ftis.view.sections import Cell, RowGroup, Table, on_terminal
-from ftis.view.sentences import share
+from ftis.view.sentences import of_its_time, share
 
 WIDTH = 100
 
@@ -214,7 +214,7 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
         peers: of :func:`ftis.swarm.session.ask_status`.
     """
     head = ["Run", "Peer", "Round", "Behind", "Doing", "Reward", "Sees", "Admitted", "Rejected", "Late", "MB in"]
-    head.append("Quarantined")
+    head += ["Quarantined", "Its time"]
     newest: dict[str, int] = {}
     for peer in peers:
         newest[peer.get("run", "")] = max(newest.get(peer.get("run", ""), 0), peer.get("round", 0))
@@ -235,6 +235,7 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
                 *map(str, sums[:3]),
                 f"{sums[3] / 1e6:.2f}",
                 ", ".join(name for name, of in totals.items() if of.get("quarantined")),
+                of_its_time(peer.get("seconds", {})),
             ]
         )
     return on_terminal(Table.of("" if peers else "no peer answered", head, rows))
