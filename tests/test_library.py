@@ -16,9 +16,10 @@ from torch import Tensor
 
 import ftis
 from ftis.config import TaskConfig
-from ftis.library import Table, give
+from ftis.library import Table
 from ftis.objectives import OBJECTIVES
 from ftis.prompts import Task
+from ftis.recipe.own_code import give
 from ftis.run.evaluate import Evaluation
 from ftis.seams import look_up
 from ftis.selection import Judged

@@ -16,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT, command, ftis
-from conftest import TinyModelDir, make_tokenizer
+from conftest import TinyModelDir, make_model, make_tokenizer
 from hypothesis import given as given_cases
 from hypothesis import strategies as st
 from light_swarm import free_port
 from policies import relative_difference
+from test_environments import CALLS
 from test_lengths import by_prefixes
 from test_losses_of_trl import TRLS
+from toys_of_turns import Echo, Purse, Wallet
 from trl_scene import GROUP, MadeUp, Nobody, Twin, Vllm, config, drawn, draws, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
@@ -50,7 +53,7 @@ from ftis.records.events import Stopped, unheard
 from ftis.records.files import InUseError, locked, read_jsonl
 from ftis.records.plan import read_provenance
 from ftis.records.writing import read_rollouts
-from ftis.rollouts import Group, Prompt, ScoredGroup, collate
+from ftis.rollouts import Group, Observed, Prompt, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.runs import peer_lock
 from ftis.run.training import Trainer
@@ -65,7 +68,7 @@ from recipes import evenness
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed here: make test-trl"),
     pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning"),
+    pytest.mark.filterwarnings("ignore:You are using '(rollout_func|environment_factory)':UserWarning"),
 ]
 
 
@@ -90,6 +93,9 @@ PARAMETERS = {
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     "_tokenize_prompts": ("self", "prompts"),
     "_generate_single_turn": ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
+    "_tool_call_loop": (
+        *("self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images", "multimodal_fields"),
+    ),
     "_save_checkpoint": ("self", "model", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
     "_get_output_dir": ("self", "trial"),
@@ -318,6 +324,8 @@ def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Pa
     groups = []
     for item, seed in ((3, 0), (5, 100)):
         rollouts = tuple(made_up(seed + i, trainer._policy.vocab_size) for i in range(GROUP))
+        answer = (Observed(1, np.array([9, 8, 7], np.int32)),)  # an environment's, in some
+        rollouts = tuple(replace(rollout, observed=answer[: i % 2]) for i, rollout in enumerate(rollouts))
         rewards = evenness(None, None, [rollout.completion_ids.tolist() for rollout in rollouts])
         groups.append(ScoredGroup(Group("b", 0, item, rollouts), ("",) * GROUP, tuple(rewards)))
     batch = collate(groups, trainer.member.prompt_ids, "a")
@@ -332,7 +340,7 @@ def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Pa
     strength_N = strengths(judged, chosen, trainer.member.objective)
     inputs = rows_of(judged, rows, strength_N, (), {}, torch.device("cpu"))
     trainer.current_gradient_accumulation_steps = 1
-    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    inputs["num_items_in_batch"] = (inputs["completion_mask"] * inputs["tool_mask"]).sum()
     trainer._compute_loss(trainer.model, inputs).backward()
     found = {key: parameter.grad.clone() for key, parameter in trainer.model.named_parameters()}
 
@@ -342,16 +350,16 @@ def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Pa
     given = scene_recipe().objective.model_dump(exclude={"name"}) if name.startswith("F-TIS") else {}
     objective = resolve(ObjectiveConfig(name=name, **given))
     for row in judged.rows.tolist():
-        prompt, completion = batch.prompt_ids[row], batch.rollouts[row].completion_ids
+        prompt, completion, drawn = batch.prompt_ids[row], batch.rollouts[row].read_ids, batch.rollouts[row].drawn
         ids = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64))[None]
         logits_TV = trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
         policy_loss(
             objective,
-            logits_TV.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).T,
+            logits_TV.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).T[:, torch.from_numpy(drawn)],
             torch.from_numpy(judged.old_logp[place[row]])[None],
             torch.from_numpy(batch.rollouts[row].gen_logp)[None],
             judged.advantage_N[[row]] * chosen.share_R[place[row]],
-            torch.ones(1, len(completion), dtype=torch.bool),
+            torch.ones(1, int(drawn.sum()), dtype=torch.bool),
             step=size,
         )[0].backward()
     assert max(float(parameter.grad.abs().max()) for parameter in trainer.model.parameters()) > 1e-2
@@ -467,11 +475,13 @@ class Beside:
         return Collected({"b": theirs.message})
 
 
-def trained_beside_ours(recipe: Recipe, model: Path, others: Path, place: Path) -> Any:
+def trained_beside_ours(
+    recipe: Recipe, model: Path, others: Path, place: Path, args: Mapping[str, Any] | None = None, **more: Any
+) -> Any:
     """TRL's peer ``a``, trained in turns with a ``b`` of ours, whose records are in ``place / "b"``."""
     peers = tuple(p.model_copy(update={"model": str(others)}) if p.name == "b" else p for p in recipe.peers)
     other = assemble(recipe.model_copy(update={"peers": peers}), "b", place / "b")
-    trainer = trainer_of(model, config(place / "trl"), recipe, Beside(other))
+    trainer = trainer_of(model, config(place / "trl", **(args or {})), recipe, Beside(other), **more)
     trainer.train()
     return trainer
 
@@ -528,10 +538,138 @@ def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path:
             trainer_of(small, config(tmp_path), recipe)
 
 
-def test_an_environment_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    recipe = scene_recipe(task={"environment": "guess"})
-    with pytest.raises(RecipeError, match="no environments yet"):
-        trainer_of(starters.path_of("starter:small"), config(tmp_path), recipe)
+# --- episodes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A random model that calls Wallet's tool, since each call is one token, and the tokenizer for TRL."""
+    from trl.chat_template_utils import qwen3_template
+
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    calls = [json.dumps({"name": "earn", "arguments": {"coins": n}}) for n in range(1, 11)]
+    tokenizer.add_tokens([*"<>{}\"_/'()", *(f"<tool_call>{call}</tool_call>" for call in calls)])
+    tokenizer.chat_template = CALLS
+    place = tmp_path_factory.mktemp("caller")
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", *"abcdefgh"])
+    model = make_model("qwen2", 0, vocab_size=len(tokenizer), hidden_size=32, max_position_embeddings=256)
+    model.generation_config.eos_token_id = ends
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    tokenizer.padding_side, tokenizer.response_template = "left", qwen3_template
+    return place, tokenizer
+
+
+def of_episodes(rounds: int, **sections: Mapping[str, Any]) -> Recipe:
+    given: dict[str, Any] = {"task": {"environment": "toys_of_turns.Wallet"}}
+    given["sampling"] = {"max_completion_length": 96, "max_turns": 3}
+    given["reward"] = {"function": "recipes.evenness"}  # nobody asks it
+    return scene_recipe(rounds, **given, **sections)
+
+
+def test_episodes_with_nobody_else_are_grpotrainers(caller: tuple[Path, Any], tmp_path: Path) -> None:
+    from trl import GRPOTrainer
+
+    model, tokenizer = caller
+    settings = {"steps_per_generation": 1, "optim": "sgd", "learning_rate": 0.02, "save_strategy": "no"}
+    settings |= {"max_completion_length": 96}
+    args = config(tmp_path / "ours", per_device_train_batch_size=16, **settings)
+    trainer = trainer_of(model, args, of_episodes(1), Nobody(), None, processing_class=tokenizer)
+    rows = trainer.train_dataset.select(sorted(trainer.member.assigned("a", 0)))
+    with pytest.raises(AloneError):
+        trainer.train()
+    args = config(tmp_path / "theirs", shuffle_dataset=False, max_steps=1, max_tool_calling_iterations=2, **settings)
+    more = {"train_dataset": rows, "processing_class": tokenizer, "environment_factory": Wallet}
+    theirs = GRPOTrainer(str(model), None, args, **more)
+    before = {name: parameter.detach().clone() for name, parameter in theirs.model.named_parameters()}
+    score, batches = theirs._generate_and_score_completions, []
+
+    def seeded(inputs: Any) -> Any:
+        with trainer._seeded(0):
+            batches.append(score(inputs))
+        return batches[-1]
+
+    theirs._generate_and_score_completions = seeded
+    of_trl = {name: weight - before[name] for name, weight in trained(theirs)[1].items()}
+    ours = {name: parameter.detach() - before[name] for name, parameter in trainer.model.named_parameters()}
+    assert relative_difference(of_trl, ours) < 1e-4
+    (batch,) = batches
+    rollouts = read_rollouts(trainer.place, 0)
+    observed = sum(len(one["ids"]) for row in rollouts for one in row["observed"] or [])
+    assert observed == int(((1 - batch["tool_mask"]) * batch["completion_mask"]).sum()) > 0
+    assert sum(len(row["completion_ids"]) for row in rollouts) == int(batch["num_items_in_batch"])
+
+
+def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Path, Any], tmp_path: Path) -> None:
+    model, tokenizer = caller
+    recipe = of_episodes(3, honesty={"action": "quarantine"})
+    heard: list[Any] = []
+
+    def looks_on(completions: Any, environments: Any, **columns: Any) -> list[None]:
+        heard.extend(zip(completions, [environment.coins for environment in environments], strict=True))
+        return [None] * len(completions)
+
+    args = {"max_completion_length": 96, "max_tool_calling_iterations": 2}
+    more = {"processing_class": tokenizer, "environment_factory": Wallet, "reward": [looks_on]}
+    trainer = trained_beside_ours(recipe, model, model, tmp_path, args, **more)
+    here, there = read_jsonl(trainer.place / "metrics.jsonl"), read_jsonl(tmp_path / "b" / "metrics.jsonl")
+    for mine, theirs in zip(here, there, strict=True):
+        for name in ("a", "b"):
+            for measure in ("bytes", "admitted", "rejected", "reward", "zero_advantage"):
+                key = f"peer/{name}/{measure}"
+                assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key
+        assert mine["peer/b/admitted"] == theirs["peer/a/admitted"] == 2 * GROUP
+        assert mine["peer/b/kept"] > 0
+        assert mine["completions/mean_turns"] > 1
+    for round in range(3):
+        sides = [read_rollouts(place, round) for place in (trainer.place, tmp_path / "b")]
+        for mine, theirs in zip(*sides, strict=True):
+            for key in ("source", "item", "completion", "reward"):
+                assert mine[key] == theirs[key]
+            for key in ("completion_ids", "gen_logp"):
+                assert mine[key].tolist() == theirs[key].tolist()
+            assert repr(mine["observed"]) == repr(theirs["observed"])
+    assert len(heard) == 3 * 4 * GROUP  # own ones and the other's
+    assert all(messages[0]["role"] == messages[-1]["role"] == "assistant" for messages, _ in heard)
+    told = [(messages[-2], coins) for messages, coins in heard if len(messages) > 2]
+    assert len(told) > 3 * GROUP
+    for message, coins in told:  # reward functions see the episode and the environment at its end
+        assert (message["role"], message["name"]) == ("tool", "earn")
+        assert coins >= int(message["content"].removesuffix(" coins"))
+
+
+def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_path: Path) -> None:
+    model, tokenizer = caller
+    rows = rows_of(12).map(lambda row, n: {"prompt": [{"role": "user", "content": "?"}], "start": n}, with_indices=True)
+    args = config(tmp_path, max_steps=4, max_completion_length=96)
+
+    def trainer_with(environment: Any, dataset: Any = rows, **more: Any) -> Any:
+        return of_script(model, args, dataset, processing_class=tokenizer, environment_factory=environment, **more)
+
+    trainer = trainer_with(Purse, reward=None)
+    assert trainer.member.recipe.task.environment == "toys_of_turns.Purse"
+    assert tokenizer.decode(trainer.member.prompt_ids[7]).endswith("? 7<|im_end|>\n<|im_start|>assistant\n")
+    trainer.train()
+    for row in read_jsonl(trainer.place / "metrics.jsonl"):  # a made-up completion may go on behind its end
+        assert (row["peer/a/admitted"], row["peer/b/admitted"] + 2 * row["peer/b/rejected/unplayable"]) == (8, 8)
+
+    class Here(Purse):
+        pass
+
+    async def earn(self: Any, coins: int) -> str:
+        return ""
+
+    assert trainer_with(Here).member.recipe.task.environment.startswith("given.Here_")
+    cases = {
+        "reply": (Echo, rows),
+        "several classes": ({"a": Purse, "b": Wallet}, rows),
+        "is async": (type("Later", (Wallet,), {"earn": earn}), rows),
+        "let each prompt be a list of messages": (Purse, rows.map(lambda row: {"prompt": "?"})),
+    }
+    for said, (environment, dataset) in cases.items():
+        with pytest.raises(OptionError, match=said):
+            trainer_with(environment, dataset)
 
 
 ROUNDED = 0.05
@@ -930,10 +1068,18 @@ def test_what_only_ftis_train_has_and_completions_with_more_than_sampled_tokens_
     recipe = scene_recipe().model_copy(update={"peers": (mine.model_copy(update={"attack": "text"}), other)})
     with pytest.raises(OptionError, match="leave it out"):
         trainer_of(model, config(tmp_path), recipe)
-    for name in ("tools", "environment_factory"):
-        more: dict[str, Any] = {name: [len]}
-        with pytest.raises(OptionError, match=f"{name}: completions of a swarm hold nothing but sampled tokens"):
+    more: dict[str, Any]
+    for more in ({"tools": [len]}, {"environment_factory": Wallet}):
+        with pytest.raises(OptionError, match=f"{next(iter(more))}: "):
             trainer_of(model, config(tmp_path), **more)
+    of_wallet = scene_recipe(task={"environment": "toys_of_turns.Wallet"})
+    for options, more, said in (
+        ({}, {"environment_factory": Echo}, "is 'toys_of_turns.Wallet'; leave it out"),
+        ({}, {"rollout_func": given}, "rollout_func: with an environment_factory"),
+        ({"max_tool_calling_iterations": 3}, {}, "max_turns is 8"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            trainer_of(model, config(tmp_path, **options), of_wallet, **more)
 
 
 def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts_is_refused(
@@ -1084,12 +1230,15 @@ def test_a_template_that_writes_a_date_is_written_as_trl_does(options: dict[str,
 # --- a data set of the script's own -----------------------------------------------------------------
 
 
-def of_script(model: Path, args: Any, dataset: Any, **swarm: Any) -> Any:
+OF_TRAINER = ("processing_class", "environment_factory")
+
+
+def of_script(model: Path, args: Any, dataset: Any, reward: Any = evenness, **swarm: Any) -> Any:
     from ftis.trl import FTISTrainer, Swarm
 
-    link = MadeUp()
+    link, more = MadeUp(), {name: swarm.pop(name) for name in OF_TRAINER if name in swarm}
     of_two = Swarm(**{"peer": "a", "peers": ["b", "a"], "open": True, "link": link, **swarm})
-    trainer = FTISTrainer(str(model), evenness, args, train_dataset=dataset, swarm=of_two)
+    trainer = FTISTrainer(str(model), reward, args, train_dataset=dataset, swarm=of_two, **more)
     link.member = trainer.member
     return trainer
 

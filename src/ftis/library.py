@@ -7,16 +7,12 @@ its peers take turns here.
 
 from __future__ import annotations
 
-import hashlib
-import re
 import signal
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,6 +24,7 @@ from ftis.check.preflight import preflight as sound_peers
 from ftis.config import FtisError, Recipe, RecipeError
 from ftis.objectives import Objective
 from ftis.recipe.arms import arms_of, run_directory
+from ftis.recipe.own_code import give
 from ftis.recipe.parsing import dotted, parse, set_key, split_override, with_arm
 from ftis.recipe.parsing import load as load_file
 from ftis.records.events import Planned, Say, unheard
@@ -180,35 +177,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return give(value) if callable(value) or isinstance(value, Objective) else value
-
-
-def give(thing: Any) -> str:
-    """The name of an object in a recipe: its dotted path, or a name that holds in this process.
-
-    The second ends in a digest of what a function or a class does, so that another one has another name, and a run is
-    resumed with the same one alone. Anything else goes by its identity.
-    """
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__name__)
-    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing:
-        return f"{module}.{name}"
-    word = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "it"
-    made = f"given.{word}_{hashlib.sha256(_spelled(thing).encode()).hexdigest()[:8]}"
-    GIVEN[made] = thing
-    return made
-
-
-def _spelled(thing: Any) -> str:
-    """All that a function depends on except globals."""
-    if isinstance(thing, CodeType):
-        return f"{thing.co_code.hex()} {thing.co_names} {[_spelled(one) for one in thing.co_consts]}"
-    if isinstance(thing, FunctionType):
-        held = [cell.cell_contents for cell in thing.__closure__ or ()]
-        around = [*held, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
-        return f"{_spelled(thing.__code__)} {[_spelled(one) for one in around]}"
-    if isinstance(thing, type):
-        own = {name: part for name, part in vars(thing).items() if name == "__init__" or not name.startswith("__")}
-        return f"{thing.__mro__[1:]} {[(name, _spelled(part)) for name, part in own.items()]}"
-    return f"{thing!r} {id(thing)}" if callable(thing) else repr(thing)
 
 
 @contextmanager

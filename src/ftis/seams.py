@@ -76,7 +76,7 @@ FORMS: Mapping[str, str] = {"ids": "ftis.wire.ids.IDS", "text": "ftis.wire.text.
 
 GIVEN: dict[str, Any] = {}
 """Objects that a program gave instead of a dotted path, by their names in the recipe, ``given.…``. See
-:func:`ftis.library.give`."""
+:func:`ftis.recipe.own_code.give`."""
 
 
 def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:

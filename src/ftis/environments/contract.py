@@ -167,19 +167,22 @@ def open_environment(path: str, apart: bool = True) -> Environment:
         ) from error
     if not callable(getattr(instance, "reset", None)):
         raise RecipeError(f"{where}: has no method reset(**row); see docs/environments.md")
-    tools: dict[str, Callable[..., Any]] = {}
-    if not callable(getattr(instance, "reply", None)):
-        public = inspect.getmembers(instance, inspect.ismethod)
-        tools = {name: method for name, method in public if not name.startswith("_") and name not in NO_TOOLS}
-        if not tools:
-            raise RecipeError(
-                f"{where}: has neither reply(text) nor a public method as a tool; see docs/environments.md"
-            )
+    tools = tools_of(instance)
+    if not tools and not callable(getattr(instance, "reply", None)):
+        raise RecipeError(f"{where}: has neither reply(text) nor a public method as a tool; see docs/environments.md")
     helper = None
     if apart and path not in GIVEN:
         needs = "what the environment imports"
         helper = Helper("ftis.environments.contract", f"plays {path}", needs, [path, *filter(None, sys.path)])
     return Environment(path, instance, tools, helper)
+
+
+def tools_of(instance: Any) -> dict[str, Callable[..., Any]]:
+    """An environment's public methods by name; none of one with ``reply``."""
+    if callable(getattr(instance, "reply", None)):
+        return {}
+    public = inspect.getmembers(instance, inspect.ismethod)
+    return {name: method for name, method in public if not name.startswith("_") and name not in NO_TOOLS}
 
 
 def load() -> Judge:

@@ -11,12 +11,12 @@ import numpy as np
 
 from ftis.config import PromptConfig, Recipe, TaskConfig
 from ftis.engines.stops import cut_at, holds, stopped_at
-from ftis.environments.contract import CALL, Environment, open_environment
+from ftis.environments.contract import CALL, Environment, Message, open_environment
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.policy import Policy, positions_of
 from ftis.prompts import TaskError
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
-from ftis.sampling import Decoding, Sampler
+from ftis.sampling import Decoding, Draw
 from ftis.tasks.rendering import chat_text, is_chat, render_prompt
 from ftis.text.messages import at_most
 from ftis.text.turns import turn_stops
@@ -42,6 +42,7 @@ class Played:
     Attributes:
         observed: the answers. An episode that goes on has the last one at its end.
         text: the turns, and the answers as quoted lines.
+        answers: the same as messages.
         left: the most tokens of the next turn; 0: the episode is over.
         reward: the environment's own; None if it gives none, or the episode goes on.
     """
@@ -50,6 +51,7 @@ class Played:
     text: str
     left: int
     reward: float | None
+    answers: tuple[Sequence[Message], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,21 @@ class Player:
     most_turns: int
     most_read: Callable[[int], int] = lambda item: 0
 
-    def render(self, prompt: Prompt) -> Ints:
-        """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools."""
+    def render(self, prompt: Prompt, todays: bool = False) -> Ints:
+        """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools.
+
+        Args:
+            todays: as :func:`~ftis.tasks.rendering.render_prompt` takes it.
+        """
         begun = replace(prompt, question=prompt.question + self.environment.play(prompt, ()).observation)
-        return render_prompt(begun, self.config, self.tokenizer, tools=list(self.environment.tools.values()))
+        return render_prompt(begun, self.config, self.tokenizer, todays, list(self.environment.tools.values()))
 
     def go_on(
         self,
         groups: Sequence[Sequence[Rollout]],
         prompts: Sequence[Prompt],
         prompt_ids: Sequence[Ints],
-        sampler: Sampler,
+        sampler: Draw,
         policy: Policy,
         decoding: Decoding,
         seed: int,
@@ -101,7 +107,7 @@ class Player:
         while going:
             left: dict[int, int] = {}
             for row in going:
-                played = self._played_again(prompts[group_of[row]], rollouts[row])
+                played = self.again(prompts[group_of[row]], rollouts[row])
                 rollouts[row] = replace(rollouts[row], observed=played.observed)
                 left |= {row: played.left} if played.left else {}
             if not left:
@@ -120,7 +126,7 @@ class Player:
 
     def judge(self, prompt: Prompt, group: Group) -> tuple[Group, tuple[str, ...], tuple[float, ...]]:
         """The group as it is played here, its texts, and the environment's rewards; () if it gives none."""
-        episodes = [self._played_again(prompt, rollout) for rollout in group.rollouts]
+        episodes = [self.again(prompt, rollout) for rollout in group.rollouts]
         if stopped := [row for row, episode in enumerate(episodes) if episode.left]:
             raise UnplayableError(f"rollout {stopped[0]} stops before the episode's end")
         played = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
@@ -133,8 +139,13 @@ class Player:
         if self.environment.helper is not None:
             self.environment.helper.stop()
 
-    def _played_again(self, prompt: Prompt, rollout: Rollout) -> Played:
-        """Play a rollout's drawn tokens, and compare the answers with those that it has from before, if any."""
+    def again(self, prompt: Prompt, rollout: Rollout) -> Played:
+        """Play a rollout's drawn tokens, and compare the answers with those that it has from before, if any.
+
+        Raises:
+            EpisodeError: they differ.
+            UnplayableError: as :meth:`__call__`.
+        """
         differs = EpisodeError(
             f"task.environment {self.environment.path!r} gave other answers when item {prompt.item}'s actions were "
             f"played again: make answers depend on the row and the actions alone"
@@ -204,7 +215,8 @@ class Player:
             parts.append(_quoted(answered) if turn.by_token else answered)
             used += len(ids)
             left = 0 if heard else room - used
-        return Played(tuple(observed), "".join(parts), left, None if left else transcript.reward)
+        given = tuple(transcript.answers[: len(observed)])
+        return Played(tuple(observed), "".join(parts), left, None if left else transcript.reward, given)
 
     def turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut behind each end token and each token that completes a stop string.

@@ -1,21 +1,57 @@
-"""Errors in the parts of a recipe that are a user's own: where they happened, and what to do."""
+"""The parts of a recipe that are a user's own: their names in it, and where their errors happened."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import sys
 import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import CodeType, FunctionType
+from typing import Any, NoReturn
 
 import ftis
 from ftis.config import FtisError, RecipeError
+from ftis.seams import GIVEN
 
 PACKAGE = Path(ftis.__file__).parent
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def give(thing: Any) -> str:
+    """The name of an object in a recipe: its dotted path, or a name that holds in this process.
+
+    The second ends in a digest of what a function or a class does, so that another one has another name, and a run is
+    resumed with the same one alone. Anything else goes by its identity.
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__name__)
+    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing:
+        return f"{module}.{name}"
+    word = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "it"
+    made = f"given.{word}_{hashlib.sha256(_spelled(thing).encode()).hexdigest()[:8]}"
+    GIVEN[made] = thing
+    return made
+
+
+def _spelled(thing: Any) -> str:
+    """All that a function depends on except globals."""
+    if isinstance(thing, frozenset):  # whose order is another in each process
+        return str(sorted(map(_spelled, thing)))
+    if isinstance(thing, CodeType):
+        return f"{thing.co_code.hex()} {thing.co_names} {[_spelled(one) for one in thing.co_consts]}"
+    if isinstance(thing, FunctionType):
+        held = [cell.cell_contents for cell in thing.__closure__ or ()]
+        around = [*held, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
+        return f"{_spelled(thing.__code__)} {[_spelled(one) for one in around]}"
+    if isinstance(thing, type):
+        own = {name: part for name, part in vars(thing).items() if name == "__init__" or not name.startswith("__")}
+        return f"{thing.__mro__[1:]} {[(name, _spelled(part)) for name, part in own.items()]}"
+    return f"{thing!r} {id(thing)}" if callable(thing) else repr(thing)
 
 
 def error_of_own_code(error: BaseException) -> str | None:

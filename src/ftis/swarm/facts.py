@@ -32,6 +32,8 @@ OF_SCRIPT = {
     "rounds": "rounds, from max_steps or num_train_epochs",
     "mode": 'settings["training.mode"]',
     "peers": "Swarm's peers",
+    "environment": "environment_factory",
+    "max_turns": "max_turns, which is max_tool_calling_iterations + 1",
 }
 """Facts by the names that a TRL script has for them. The others are called alike there."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ftis.engines.rows import left_padded
 from ftis.objectives import Objective
-from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout, Rows, pad
+from ftis.rollouts import MIN_LOGP, Bools, Floats, Ints, Rollout, Rows, pad
 from ftis.selection import Chosen, Judged
 from ftis.trl.options import DIVISORS
 
@@ -48,11 +48,17 @@ def padded(
 
 
 def tokens_of(values_NT: Tensor, mask_NT: Tensor) -> list[Any]:
-    """Each row's values on its mask; log-probabilities in [MIN_LOGP, 0] and in float32."""
+    """Each row's values where its mask is 1; log-probabilities in [MIN_LOGP, 0] and in float32."""
     if values_NT.is_floating_point():
         values_NT = values_NT.float().clamp(MIN_LOGP, 0.0)
-    rows, lengths = values_NT.cpu().numpy(), mask_NT.sum(-1).tolist()
-    return [row[: int(length)].copy() for row, length in zip(rows, lengths, strict=True)]
+    return [row[mask] for row, mask in zip(values_NT.cpu().numpy(), mask_NT.bool().cpu().numpy(), strict=True)]
+
+
+def spread(values: Floats, drawn: Bools) -> Floats:
+    """Values of the drawn tokens, in their places among all that are read; 0 elsewhere."""
+    out = np.zeros(len(drawn), np.float32)
+    out[drawn] = values
+    return out
 
 
 def prompts_of(outputs: Any) -> list[list[int]]:
@@ -144,10 +150,13 @@ def rows_of(
         "importance_sampling_ratio": [zeros + ratios.get(row, 1.0) for row, zeros in enumerate(zeros_N)],
     }
     tensors = padded(batch.prompts(at), batch.completion_ids(at), device, multiple)
-    mask_nT = tensors["completion_mask"]
+    mask_nT, drawn = tensors["completion_mask"], [batch.rollouts[row].drawn for row in at]
     mask_nT[[i for i, row in enumerate(rows.tolist()) if row == EMPTY or row in masked]] = 0
+    behind = mask_nT.shape[1] - max(map(len, drawn))
     for name, values_N in columns.items():
-        values_nT = torch.from_numpy(pad([values_N[row] for row in at])).to(device)
-        tensors[name] = torch.nn.functional.pad(values_nT, (0, mask_nT.shape[1] - values_nT.shape[1]))
-    tensors["importance_sampling_ratio"][mask_nT == 0] = 1.0
+        values_nT = pad([spread(values_N[row], one) for row, one in zip(at, drawn, strict=True)])
+        tensors[name] = torch.nn.functional.pad(torch.from_numpy(values_nT).to(device), (0, behind))
+    tool_nT = torch.from_numpy(pad([one.astype(np.int64) for one in drawn], 1)).to(device)
+    tensors["tool_mask"] = torch.nn.functional.pad(tool_nT, (0, behind), value=1)
+    tensors["importance_sampling_ratio"][mask_nT * tensors["tool_mask"] == 0] = 1.0
     return tensors

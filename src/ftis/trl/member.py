@@ -26,10 +26,12 @@ from rich.console import Console
 from ftis.admission import Collected
 from ftis.config import FtisError, PeerConfig, Recipe, RecipeError
 from ftis.engines.rows import PaddedRows
+from ftis.environments.play import Player
 from ftis.member import Member, Outgoing
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs, arms_of
+from ftis.recipe.own_code import give
 from ftis.recipe.parsing import load, network_settings, parse, set_key
 from ftis.records.events import ArmBegun, PeerStarted, Say, placed
 from ftis.records.files import checkpoint_path, saved_steps
@@ -90,12 +92,13 @@ class Swarm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     link: Link | None = None
 
-    def resolved(self, args: Any, dataset: Any) -> Recipe | None:
+    def resolved(self, args: Any, dataset: Any, environment: Any = None) -> Recipe | None:
         """The recipe with exactly the peers of this swarm, and its ``[network]`` with what was given here.
 
         Args:
             args: a GRPOConfig.
             dataset: the script's, or None.
+            environment: the script's ``environment_factory``, or None.
 
         Returns:
             None: nobody else is named.
@@ -112,7 +115,7 @@ class Swarm:
         network |= {"connect": list(self.connect)} if self.connect else {}
         network |= {"open": True} if self.open else {}
         if self.recipe is None:
-            found = self._of_script(args, dataset, network)
+            found = self._of_script(args, dataset, environment, network)
             self._require_trust(found)
             return found
         if self.peers or self.settings:
@@ -135,8 +138,8 @@ class Swarm:
                 "Swarm: give key=… and roster=… (ftis keys makes them), or open=True to trust whoever can connect"
             )
 
-    def _of_script(self, args: Any, dataset: Any, network: Mapping[str, Any]) -> Recipe | None:
-        """The recipe that a script's GRPOConfig and data set amount to."""
+    def _of_script(self, args: Any, dataset: Any, environment: Any, network: Mapping[str, Any]) -> Recipe | None:
+        """The recipe that a script's GRPOConfig, data set and environment amount to."""
         names = self.peers or (tuple(read_roster(Path(self.roster))) if self.roster else ())
         if not names and network:
             raise OptionError("Swarm names nobody else: give roster=… (ftis keys), or peers=[…] with open=True")
@@ -149,6 +152,8 @@ class Swarm:
                 "train_dataset is missing or has no length: give all peers one data set whose rows can be asked for by "
                 "number"
             )
+        if isinstance(environment, dict):
+            raise OptionError("environment_factory holds several classes: a swarm's task has one; give it alone")
         prompts, steps = args.generation_batch_size // args.num_generations, steps_per_round(args)
         passes = args.num_train_epochs * (len(dataset) // prompts)
         if len(dataset) < prompts:
@@ -159,7 +164,7 @@ class Swarm:
         document: dict[str, Any] = {
             "name": "trl",
             "seed": args.seed,
-            "task": {"name": "train_dataset"},
+            "task": {"name": "train_dataset"} | ({"environment": give(environment)} if environment else {}),
             "prompt": {"template_options": args.chat_template_kwargs or {}},
             "sampling": {name: getattr(args, name) for name in SAMPLING},
             "training": {
@@ -173,6 +178,9 @@ class Swarm:
             "network": dict(network),
             "peers": [{"name": name, "model": "of its script"} for name in sorted(names)],
         }
+        if environment:  # a turn has one token at least
+            calls = args.max_tool_calling_iterations
+            document["sampling"]["max_turns"] = args.max_completion_length if calls is None else calls + 1
         for key, value in self.settings.items():
             set_key(document, key, value)
         recipe = parse(document, "Swarm")
@@ -207,23 +215,25 @@ class HostPolicy:
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
 
 
-def member_for(recipe: Recipe, name: str, policy: HostPolicy, task: Task, render: Callable[[Prompt], Ints]) -> Member:
+def member_for(
+    recipe: Recipe,
+    name: str,
+    policy: HostPolicy,
+    task: Task,
+    render: Callable[[Prompt], Ints],
+    episodes: Player | None = None,
+) -> Member:
     """The member ``name`` of a recipe.
 
     Its admission scores nothing: all processes of the trainer score what was admitted.
 
     Args:
         render: a problem → the token ids of its prompt.
+        episodes: of the task's environment, if it has one.
 
     Raises:
-        RecipeError: the task has an environment, the tokenizer lacks one of ``sampling.end_tokens``, or the model does
-            not end at all of its ends.
+        RecipeError: the tokenizer lacks one of ``sampling.end_tokens``, or the model does not end at all of its ends.
     """
-    if recipe.task.environment:
-        raise RecipeError(
-            f"task.environment = {recipe.task.environment!r}: FTISTrainer has no environments yet; let ftis join train "
-            f"this peer"
-        )
     vocabulary = policy.tokenizer.get_vocab()
     ends = [str(policy.tokenizer.eos_token), *end_tokens_of(recipe, policy.tokenizer)]
     if unknown := [token for token in ends if vocabulary.get(token) not in policy.end_ids]:
@@ -242,6 +252,7 @@ def member_for(recipe: Recipe, name: str, policy: HostPolicy, task: Task, render
         selections_of(recipe, name, resolve(recipe.objective)),
         max_staleness=recipe.network.max_staleness,
         max_seconds=recipe.network.admission_seconds,
+        episodes=episodes,
     )
 
 

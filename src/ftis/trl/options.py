@@ -109,9 +109,10 @@ def steps_per_round(args: Any) -> int:
 
 
 def _fixed(args: Any, more: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("tools", "environment_factory"):
-        if more.get(name):
-            yield f"{name}: completions of a swarm hold nothing but sampled tokens; leave it out"
+    if more.get("tools"):
+        yield "tools: a call's answer must be the same for every peer; make them methods of an environment_factory"
+    if more.get("environment_factory") and more.get("rollout_func"):
+        yield "rollout_func: with an environment_factory the swarm draws the turns; leave it out"
     if args.loss_type not in DIVISORS:
         yield f"loss_type = {args.loss_type!r}: its divisor is not known here; take one of {', '.join(DIVISORS)}"
     if args.beta and args.loss_type == "bnpo":
@@ -131,6 +132,12 @@ def _of_sampling(args: Any, recipe: Recipe) -> Iterator[str]:
         value, wanted = getattr(args, name), getattr(sampling, name)
         if value != wanted:
             yield f"{name} = {value!r}: the recipe's sampling.{name} is {wanted!r}; set {name}={wanted!r}"
+    calls = args.max_tool_calling_iterations
+    if recipe.task.environment and calls not in (None, sampling.max_turns - 1):
+        yield (
+            f"max_tool_calling_iterations = {calls}: the recipe's sampling.max_turns is {sampling.max_turns}, one more "
+            f"than calls; leave it out"
+        )
     if (sampling.top_k or sampling.top_p < 1) and not args.use_vllm:
         yield (
             f"top_k = {sampling.top_k}, top_p = {sampling.top_p}: transformers' generate reports no log-probabilities "

@@ -19,15 +19,18 @@ from ftis.tasks.rendering import conversation, render_prompt
 from ftis.trl.options import OptionError
 
 
-def dataset_of(task: Task, config: PromptConfig, tokenizer: Any) -> Any:
+def dataset_of(task: Task, config: PromptConfig, tokenizer: Any, chat: bool = False) -> Any:
     """A task's training problems as rows: ``prompt``, ``question``, ``answer``, and the columns of the problems.
 
     Prompts are text if TRL tokenizes it as the recipe does, or else conversations.
 
+    Args:
+        chat: let all be conversations, as environments need them.
+
     Raises:
         OptionError: TRL tokenizes neither as the recipe does.
     """
-    prompts: list[Any] = [_as_text(problem, config, tokenizer) for problem in task.train]
+    prompts: list[Any] = [None if chat else _as_text(problem, config, tokenizer) for problem in task.train]
     if None in prompts:
         prompts = [_as_conversation(problem, config, tokenizer) for problem in task.train]
     return Dataset.from_list(
@@ -47,10 +50,12 @@ class Problems:
 
     Attributes:
         longest: the row with the longest prompt.
+        columns: whether a problem has the row's columns, for an environment's ``reset``.
     """
 
     dataset: Any
     longest: int = 0
+    columns: bool = False
     read: dict[int, Prompt] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -58,13 +63,18 @@ class Problems:
 
     def __getitem__(self, item: int) -> Prompt:
         if item not in self.read:
-            prompt = self.dataset[item]["prompt"]
-            self.read[item] = Prompt(item, prompt if isinstance(prompt, str) else str(prompt[-1]["content"]), "")
+            row = self.dataset[item]
+            prompt, of_row = row["prompt"], row if self.columns else {}
+            question = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+            self.read[item] = Prompt(item, of_row.get("question", question), of_row.get("answer", ""), of_row)
         return self.read[item]
 
 
-def task_of(dataset: Any) -> Task:
+def task_of(dataset: Any, columns: bool = False) -> Task:
     """A data set of the script's own as a task, with the sha256 of its rows in order.
+
+    Args:
+        columns: as :class:`Problems` has it.
 
     Raises:
         OptionError: it has no column ``prompt``, or one that no digest can hold.
@@ -79,7 +89,7 @@ def task_of(dataset: Any) -> Task:
         digest.update(_written(rows))
         lengths += [len(str(prompt)) for prompt in rows["prompt"]]
     longest = lengths.index(max(lengths))
-    return Task("train_dataset", cast(Any, Problems(dataset, longest)), (), "exact", digest.hexdigest())
+    return Task("train_dataset", cast(Any, Problems(dataset, longest, columns)), (), "exact", digest.hexdigest())
 
 
 def _written(rows: Mapping[str, Sequence[Any]]) -> bytes:

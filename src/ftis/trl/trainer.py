@@ -35,6 +35,8 @@ from trl.trainer.utils import use_adapter
 
 from ftis.config import FtisError, Recipe
 from ftis.engines.agreement import require_agreement, trial
+from ftis.environments.play import Player, player_of
+from ftis.episodes import EpisodeError, UnplayableError
 from ftis.learning import Update, weighed
 from ftis.measures import RoundExchange, round_record
 from ftis.models import starters
@@ -45,7 +47,7 @@ from ftis.recipe.arms import RunError
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
 from ftis.records.files import locked, write_whole
 from ftis.records.writing import Records
-from ftis.rollouts import Batch, Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
+from ftis.rollouts import Batch, Bools, Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
 from ftis.run import accusations
 from ftis.run.assembly import longest_row
 from ftis.run.provenance import claim
@@ -55,7 +57,8 @@ from ftis.schedule import seed_of
 from ftis.selection import Chosen, Judged, OwnOld, select
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
-from ftis.trl.batches import advantages, makes_up, padded, prompts_of, rows_of, strengths, tokens_of
+from ftis.trl.batches import advantages, makes_up, padded, prompts_of, rows_of, spread, strengths, tokens_of
+from ftis.trl.episodes import Stage, factory_of
 from ftis.trl.member import (
     AloneError,
     HostPolicy,
@@ -121,21 +124,25 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             name = model if isinstance(model, str) else model.config._name_or_path
             # Without a GPU GRPOTrainer refuses its own defaults, bfloat16 in particular.
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO", use_cpu=not torch.accelerator.is_available())
-        recipe, task = swarm.resolved(args, train_dataset), None
+        environment = options.get("environment_factory")
+        recipe, task = swarm.resolved(args, train_dataset, environment), None
         self._swarm, self._has_others = swarm, recipe is not None and len(recipe.peers) > 1
         if isinstance(model, str):
             model = starters.place_of(model)
         if recipe is not None:
             recipe = adapted(recipe, args)
+            if environment or recipe.task.environment:
+                environment = options["environment_factory"] = factory_of(recipe, environment)
             if self._has_others:
                 check_options(args, options, recipe, resolve(recipe.objective), swarm.peer)
             if args.max_steps == -1:
                 args.max_steps = recipe.training.rounds * steps_per_round(args)
             if self._has_others or train_dataset is None:
-                task = task_of(train_dataset) if swarm.recipe is None else load_task(recipe.task)
+                of_script = swarm.recipe is None
+                task = task_of(train_dataset, bool(environment)) if of_script else load_task(recipe.task)
                 processing_class = processing_class or tokenizer_of(model, args)
                 if train_dataset is None:
-                    train_dataset = dataset_of(task, recipe.prompt, processing_class)
+                    train_dataset = dataset_of(task, recipe.prompt, processing_class, bool(environment))
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         if self._has_others:
             self._enter(cast(Recipe, recipe), cast(Task, task))
@@ -174,10 +181,29 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.accelerator.autocast,
             self._logps_of,
         )
-        render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
+        player = player_of(recipe.task, recipe, cast(Any, policy))
+        self._stage: Stage | None = None
+        self._problems = task.train
+        render: Any = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
+        if player is not None:
+            render = partial(player.render, todays=True)
         of_task = self._rendered if self._swarm.recipe is None else render
-        self.member = member_for(recipe, self._swarm.peer, policy, task, of_task)
+        self.member = member_for(recipe, self._swarm.peer, policy, task, of_task, player)
+        if player is not None:
+            if not is_conversational(self.train_dataset[0]):
+                raise OptionError(
+                    "train_dataset: its prompts are text, and a model sees an environment's tools in conversations "
+                    "alone; let each prompt be a list of messages"
+                )
+            self._stage = Stage(
+                cast(Player, self.member.admitter.episodes),
+                self.environment_factories[None],
+                self._environment_pool[None],
+            )
+            self._env_tools = {None: list(player.environment.tools.values())}
         self._policy: Any = policy
+        self._episodes: list[tuple[Rollout, str]] = []
+        self._drawn_by: Sequence[int] = ()
         self.agreed = False
         self._round_said: Say = unheard
         self._link: Link
@@ -199,8 +225,25 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _rendered(self, problem: Prompt) -> Ints:
         """The prompt of a row of the script's data set, as TRL tokenizes it."""
-        ids = self._tokenize_prompts([self.train_dataset[problem.item]["prompt"]])[0][0]
-        return np.array(ids, dtype=np.int32)
+        return np.array(self._tokenized([problem.item])[0], dtype=np.int32)
+
+    def _tokenized(self, items: Sequence[int]) -> list[list[int]]:
+        """The prompts of the data set's rows, as TRL tokenizes them."""
+        if self._stage is not None:
+            self._batch_environments = [None] * len(items)
+        ids: list[list[int]] = self._tokenize_prompts(self._begun(items, self._rows(items)))[0]
+        return ids
+
+    def _begun(self, items: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The prompts of rows with these numbers, with the texts that the environment appends."""
+        prompts = [row["prompt"] for row in rows]
+        if self._stage is None:
+            return prompts
+        texts = {item: self._stage.observation(self._problems[item]) for item in dict.fromkeys(items)}
+        pairs = zip(items, prompts, strict=True)
+        return [
+            [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + texts[item]}] for item, prompt in pairs
+        ]
 
     def _require_one_policy(self) -> None:
         """Refuse a model whose log-probabilities depend on padding, on a cache or on a row's length."""
@@ -269,8 +312,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not items or self._swarm.recipe is None:
             return
         self._checked |= set(items)
-        prompts = [self.train_dataset[item]["prompt"] for item in items]
-        given = zip(items, self._tokenize_prompts(prompts)[0], strict=True)
+        given = zip(items, self._tokenized(items), strict=True)
         remedy = "let [prompt] of the recipe say what the data set does, or leave train_dataset out"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
 
@@ -295,6 +337,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if checkpoint is True:
             checkpoint = newest_checkpoint(self.args.output_dir)
         with contextlib.ExitStack() as stack:
+            if self._stage is not None:
+                stack.callback(self._stage.player.close)
             if self._ranks.from_main(lambda: self._open(stack, anew, checkpoint)):
                 self._load_from_checkpoint(checkpoint)
                 return TrainOutput(self.args.max_steps, float("nan"), {})
@@ -384,26 +428,38 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._check_prompts(items)
         rows = self._ranks.mine([item for item in items for _ in range(each)])
         inputs = self._rows(rows)
-        listens = self._generates and not self.agreed
+        listens, self._drawn_by = self._generates and not self.agreed, rows
         recorded = self._recorded() if listens else contextlib.nullcontext([])
         # No truncated completion is masked: others learn from all.
-        with self._changed(num_generations=each, mask_truncated_completions=False), recorded as heard:
+        with self._changed(num_generations=each, mask_truncated_completions=False), recorded as self._draws:
             out = super()._generate_and_score_completions(inputs)
-        ids = tokens_of(out["completion_ids"], out["completion_mask"])
+        mask_NT = out["completion_mask"] * out.get("tool_mask", 1)
+        ids = tokens_of(out["completion_ids"], mask_NT)
         self._check_outputs(rows, inputs, out, ids)
         rewards = self._totals()
         gen_NT = out.get("sampling_per_token_logps")
         old_NT = out.get("old_per_token_logps")
         if old_NT is None:
             old_NT = self._logps(out) if gen_NT is None else gen_NT
-        old_logp = tokens_of(old_NT, out["completion_mask"])
-        gen_logp = old_logp if gen_NT is None else tokens_of(gen_NT, out["completion_mask"])
+        old_logp = tokens_of(old_NT, mask_NT)
+        gen_logp = old_logp if gen_NT is None else tokens_of(gen_NT, mask_NT)
         ratio_NT = out.get("importance_sampling_ratio", torch.ones(len(ids), 1)).cpu().numpy()
-        ratios = [ratio_T[: len(i)] for ratio_T, i in zip(ratio_NT, ids, strict=True)]
-        mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, strict=True)]
-        sampled = [(Rollout(i, gen), old, ratio) for i, gen, old, ratio in self._ranks.together(mine)]
+        masks = mask_NT.bool().cpu().numpy() if ratio_NT.shape[1] > 1 else np.ones((len(ids), 1), bool)
+        ratios = [ratio_T[mask_T] for ratio_T, mask_T in zip(ratio_NT, masks, strict=True)]
+        if self._stage is None:
+            seen: list[Any] = [((), self._policy.detokenize(i.tolist())) for i in ids]
+        else:
+            seen = [(rollout.observed, text) for rollout, text in self._episodes]
+        mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, seen, strict=True)]
+        told = self._ranks.together(mine)
+        sampled = [(Rollout(i, gen, observed=of[0]), old, ratio) for i, gen, old, ratio, of in told]
         if not self.agreed:
-            drawn_logp = tokens_of(heard[0], out["completion_mask"]) if listens else gen_logp
+            turn_N = [of[0].at if of else len(i) for i, (of, _) in zip(ids, seen, strict=True)]  # the first
+            drawn_logp = [logp[:n] for logp, n in zip(gen_logp, turn_N, strict=True)]
+            if listens:
+                first_NT = self._draws[0]
+                within = torch.arange(first_NT.shape[1]) < torch.tensor(turn_N)[:, None]
+                drawn_logp = tokens_of(first_NT, within)
             self._require_agreement(items, each, [rollout for rollout, *_ in sampled], drawn_logp)
         if not all(np.isfinite(rollout.gen_logp).all() for rollout, *_ in sampled):
             raise FtisError("the sampler gave no log-probability for a token (NaN): other peers cannot weigh it")
@@ -411,20 +467,20 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for n, item in enumerate(items):
             part = slice(n * each, (n + 1) * each)
             rollouts = tuple(rollout for rollout, *_ in sampled[part])
-            texts = tuple(self._policy.detokenize(rollout.completion_ids.tolist()) for rollout in rollouts)
+            texts = tuple(text for *_, (_, text) in told[part])
             groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, tuple(rewards[part])))
         return groups, sampled, out
 
     def _require_agreement(
         self, items: Sequence[int], each: int, rollouts: Sequence[Rollout], drawn_logp: Sequence[Floats]
     ) -> None:
-        """Compare the run's first rollouts.
+        """Compare the first turns of the run's first rollouts.
 
         Args:
-            drawn_logp: log-probabilities of this process's rollouts, by what drew them.
+            drawn_logp: log-probabilities of this process's first turns, by what drew them.
         """
         drawn = [
-            replace(rollout, gen_logp=logp)
+            Rollout(rollout.completion_ids[: len(logp)], logp)
             for rollout, logp in zip(rollouts, self._ranks.together(drawn_logp), strict=True)
         ]
         prompts = [self.member.prompt_ids[item] for item in items]
@@ -432,6 +488,51 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with self._without_checkpointing():
             require_agreement(self._policy, prompts, groups, self.member.decoding, self._in_place, REMEDY)
         self.agreed = True
+
+    def _tool_call_loop(
+        self,
+        prompts: Any,
+        prompt_ids: Any,
+        completion_ids: Any,
+        completions: Any,
+        logprobs: Any,
+        images: Any,
+        multimodal_fields: Any,
+    ) -> Any:
+        """The further turns of own episodes, which go on as in every peer of the swarm. Evaluation is TRL's."""
+        if not (self._has_others and self.model.training and self._stage is not None):
+            return super()._tool_call_loop(
+                prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields
+            )
+        stage, policy = self._stage, self._policy
+        problems = [self._problems[item] for item in self._drawn_by]
+
+        def drawn(ids: Sequence[Sequence[int]], logps: Any) -> list[tuple[Rollout, ...]]:
+            known = logps or [[math.nan] * len(one) for one in ids]  # generate's are computed later
+            pairs = zip(ids, known, strict=True)
+            return [(Rollout(np.array(one, np.int32), np.array(logp, np.float32)),) for one, logp in pairs]
+
+        def draw(
+            policy: Any, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
+        ) -> list[tuple[Rollout, ...]]:
+            return drawn(*self._generate_single_turn([ids.tolist() for ids in prompt_ids], None, {}, 1))
+
+        first, before = drawn(completion_ids, logprobs), [np.array(ids, np.int32) for ids in prompt_ids]
+        groups = stage.player.go_on(first, problems, before, draw, policy, self.member.decoding, 0)
+        rollouts = [rollout for (rollout,) in groups]
+        finished = [stage.finished(*one) for one in zip(self.environments, problems, rollouts, strict=True)]
+        self._episodes = [(rollout, played.text) for rollout, played in zip(rollouts, finished, strict=True)]
+        told = [stage.messages(*one) for one in zip(prompt_ids, rollouts, finished, strict=True)]
+        answers = [message["content"] for messages in told for message in messages if message["role"] == "tool"]
+        return (
+            [rollout.drawn.astype(int).tolist() for rollout in rollouts],
+            told,
+            [rollout.read_ids.tolist() for rollout in rollouts],
+            logprobs and [spread(rollout.gen_logp, rollout.drawn).tolist() for rollout in rollouts],
+            len(answers),
+            sum(answer.startswith("{'error': ") for answer in answers),
+            [[] for _ in rollouts],
+        )
 
     @contextlib.contextmanager
     def _changed(self, **changed: Any) -> Iterator[None]:
@@ -447,7 +548,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any, completions: Sequence[Any]
     ) -> None:
         """Refuse what TRL, or a ``rollout_func``, may give beyond sampled tokens of the swarm's prompts."""
-        if "tool_mask" in outputs:
+        if "tool_mask" in outputs and self._stage is None:
             raise OptionError(
                 "rollout_func: completions of a swarm hold nothing but sampled tokens; leave env_mask out"
             )
@@ -460,7 +561,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         given = zip(items, prompts_of(outputs), strict=True)
         where = "rollout_func: what it gives for {item}"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, where, remedy)
-        if any(end in ids[:-1] for ids in completions for end in ends):
+        if self._stage is None and any(end in ids[:-1] for ids in completions for end in ends):
             raise OptionError(
                 f"rollout_func or sampler: a completion goes on behind an end ({ends}), which others refuse"
             )
@@ -505,7 +606,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         Groups in which a reward function fails on a completion, or gives no number, are rejected.
         """
         rows = [
-            (scored.group.item, text, rollout.completion_ids.tolist())
+            (scored.group.item, text, rollout)
             for scored in admitted
             for text, rollout in zip(scored.completions, scored.group.rollouts, strict=True)
         ]
@@ -514,18 +615,30 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._check_prompts([item for item, _, _ in rows])
         mine = self._ranks.evenly(rows)
         inputs = self._rows([item for item, _, _ in mine])
-        prompts = [row["prompt"] for row in inputs]
+        prompts = self._begun([item for item, _, _ in mine], inputs)
+        ids = [rollout.read_ids.tolist() for _, _, rollout in mine]
         texts: list[Any] = [text for _, text, _ in mine]
-        if is_conversational({"prompt": prompts[0]}):
-            texts = [[self._message(item, text, ids)] for item, text, ids in mine]
+        unplayed = [False] * len(mine)
+        if self._stage is not None:
+            self.environments = self._stage.environments(len(mine))
+            for n, ((item, _, rollout), environment) in enumerate(zip(mine, self.environments, strict=True)):
+                try:
+                    played = self._stage.finished(environment, self._problems[item], rollout)
+                except (EpisodeError, UnplayableError):
+                    unplayed[n], texts[n] = True, [{"role": "assistant", "content": texts[n]}]
+                else:
+                    texts[n] = self._stage.messages(self.member.prompt_ids[item].tolist(), rollout, played)
+        elif is_conversational({"prompt": prompts[0]}):
+            texts = [[self._message(item, text, one)] for (item, text, _), one in zip(mine, ids, strict=True)]
         self._scores_foreign = True
         try:
-            self._calculate_rewards(inputs, prompts, texts, [ids for _, _, ids in mine])
+            self._calculate_rewards(inputs, prompts, texts, ids)
         finally:
             self._scores_foreign = False
         self._pending_extra_logs.clear()  # TRL's table of completions has own ones only
         self._pending_metrics.clear()
-        totals = iter(self._totals())
+        without_any = self._ranks.together(unplayed)
+        totals = iter([math.nan if no else total for total, no in zip(self._totals(), without_any, strict=True)])
         scored = [replace(one, rewards=tuple(next(totals) for _ in one.completions)) for one in admitted]
         failed = {place_of(one.group) for one in scored if any(map(math.isnan, one.rewards))}
         if failed and self._ranks.is_main:
@@ -554,7 +667,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
             mine = self._ranks.evenly(foreign)
-            logps = self._logps_of(batch.prompts(mine), batch.completion_ids(mine))
+            logps = self._logps_of(batch.prompts(mine), batch.completion_ids(mine), drawn=batch.drawn(mine))
             known |= dict(zip(foreign, self._ranks.together(logps), strict=False))
         gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in known if batch.own_N[r]]
         gap = np.concatenate(gaps) if gaps and reported else np.zeros(0, np.float32)
@@ -621,11 +734,20 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return logp_nT
 
     def _logps_of(
-        self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], temperature: float = 0.0
+        self,
+        prompt_ids: Sequence[Ints],
+        completion_ids: Sequence[Ints],
+        temperature: float = 0.0,
+        drawn: Sequence[Bools] | None = None,
     ) -> list[Floats]:
-        """The same of each completion: float32 [T]. Another temperature than TRL's is never asked for."""
+        """The same of each completion's drawn tokens: float32 [T]. Another temperature than TRL's is never asked for.
+
+        Args:
+            drawn: as :meth:`ftis.policy.Policy.logps` takes it.
+        """
         inputs = padded(prompt_ids, completion_ids, self.accelerator.device, self.pad_to_multiple_of)
-        return tokens_of(self._logps(inputs), inputs["completion_mask"])
+        logps = tokens_of(self._logps(inputs), inputs["completion_mask"])
+        return logps if drawn is None else [logp[mask] for logp, mask in zip(logps, drawn, strict=True)]
 
     # --- the end of a round -------------------------------------------------------------------------
 

@@ -1,0 +1,95 @@
+"""A swarm's episodes within TRL.
+
+TRL's own loop reads a call as the model's family writes it, and goes on otherwise than other peers where a call is
+wrong. In a swarm :class:`~ftis.environments.play.Player` plays instead, with the same tokens as in every peer, and TRL
+draws. For the rewards TRL's environments play each episode once more: they are then in its last state, where
+``get_reward`` and reward functions look at them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from trl.chat_template_utils import parse_response
+
+from ftis.config import Recipe
+from ftis.environments.contract import Environment, Message, open_environment, tools_of
+from ftis.environments.play import Played, Player
+from ftis.rollouts import Prompt, Rollout
+from ftis.seams import ENVIRONMENTS, look_up
+from ftis.trl.options import OptionError
+
+
+def factory_of(recipe: Recipe, given: Any) -> Any:
+    """The class of ``task.environment``, for GRPOTrainer.
+
+    Args:
+        given: the script's ``environment_factory``, or None.
+
+    Raises:
+        OptionError: it is not the recipe's, or TRL cannot play it.
+    """
+    path = recipe.task.environment
+    if path is None:
+        raise OptionError("environment_factory: the recipe names no task.environment; name the class there")
+    made = look_up(path, "task.environment", ENVIRONMENTS)
+    if given not in (None, made):
+        raise OptionError(f"environment_factory = {given!r}: the recipe's task.environment is {path!r}; leave it out")
+    environment = open_environment(path, apart=False)
+    if not environment.tools:
+        raise OptionError(
+            f"task.environment = {path!r} has reply(text), and TRL's environments have tools alone: let ftis join "
+            f"train this peer, or write public methods instead"
+        )
+    called = [*environment.tools.values(), environment.instance.reset, getattr(environment.instance, "get_reward", len)]
+    if later := [method.__name__ for method in called if inspect.iscoroutinefunction(method)]:
+        raise OptionError(f"task.environment = {path!r}: {later[0]} is async; write it as a plain method")
+    return made
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The environments of one process, and the swarm's player.
+
+    Attributes:
+        factory: makes one more environment.
+        pool: TRL's environments, used again and again.
+    """
+
+    player: Player
+    factory: Callable[[], Any]
+    pool: list[Any]
+
+    def environments(self, n: int) -> list[Any]:
+        """``n`` environments."""
+        self.pool.extend(self.factory() for _ in range(n - len(self.pool)))
+        return self.pool[:n]
+
+    def observation(self, prompt: Prompt) -> str:
+        """The text that ``reset`` appends to a prompt."""
+        return self.player.environment.play(prompt, ()).observation
+
+    def finished(self, environment: Any, prompt: Prompt, rollout: Rollout) -> Played:
+        """Play an episode in ``environment``, which is then in its last state.
+
+        Raises:
+            EpisodeError: the environment raises, or answers otherwise than before.
+        """
+        here = Environment(self.player.environment.path, environment, tools_of(environment))
+        return replace(self.player, environment=here).again(prompt, rollout)
+
+    def messages(self, prompt_ids: Sequence[int], rollout: Rollout, played: Played) -> list[Message]:
+        """An episode as the conversation that TRL gives to reward functions."""
+        tools, read = list(self.player.environment.tools.values()), list(prompt_ids)
+        turns = np.split(rollout.completion_ids, [at for at, _ in rollout.observed])
+        found: list[Message] = []
+        for number, turn in enumerate(turns):
+            found.append(parse_response(self.player.tokenizer, turn.tolist(), prefix=read, tools=tools))
+            if number < len(rollout.observed):
+                found += played.answers[number]
+                read = [*read, *turn.tolist(), *rollout.observed[number].ids.tolist()]
+        return found
