@@ -21,6 +21,7 @@ from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError
 from ftis.objectives import resolve
 from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import SECTIONS, load, parse, set_key, split_override, with_arm
+from ftis.recipe.paths import require_paths
 from ftis.swarm.facts import agreement, mismatch, run_id
 from recipes import write_recipe
 
@@ -474,3 +475,27 @@ def test_a_run_id_follows_from_what_peers_must_agree_on_and_from_nothing_else(pa
     assert len(set(ids)) == len(ids)
     assert run_id({}) == "44136fa355b3678a1146ad16f7e8649e"  # sha256 of "{}"
     assert run_id({"a": 1, "b": [2]}) == run_id({"b": [2], "a": 1}) != run_id({"a": 1, "b": [3]})
+
+
+def test_paths_that_lead_nowhere_are_refused_with_the_directory_from_which_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models/a").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/p.jsonl").write_text('{"question": "a?", "answer": "b"}\n')
+    monkeypatch.chdir(tmp_path)
+
+    def recipe(path: str = "mine/p.jsonl", model: str = "models/a") -> Recipe:
+        task = {"name": "jsonl", "path": path}
+        return parse({"name": "r", "task": task, "peers": [{"name": "a", "model": model}]})
+
+    file = Path("mine/r.toml").absolute()
+    require_paths(file, [recipe(), recipe(model="somebody/model"), recipe(model="starter:small")])
+    for nowhere in (recipe("q.jsonl"), recipe(model="models/b")):
+        with pytest.raises(FtisError, match=r"q.jsonl|no model at models/b"):
+            require_paths(file, [nowhere])
+    monkeypatch.chdir(tmp_path / "mine")
+    with pytest.raises(RecipeError, match=rf"peers.a.model.*cd {re.escape(str(tmp_path))} first"):
+        require_paths(file, [recipe()])
+    with pytest.raises(RecipeError, match=rf"task.path.*cd {re.escape(str(tmp_path))} first"):
+        require_paths(file, [recipe(model="starter:small")])

@@ -43,10 +43,10 @@ WINGS = {
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym held_out",
     "rewards": "scoring helper words grammar numbers shapes latex formulas gym answers parts",
-    "engines": "machine devices optimizers hub texts models reference offload windows rows lengths lines head "
+    "engines": "machine devices places optimizers hub texts models reference offload windows rows lengths lines head "
     "microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
     "environments": "contract play guess calculator",
-    "recipe": "own_code parsing arms",
+    "recipe": "own_code parsing arms paths",
     "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
@@ -92,6 +92,7 @@ LIGHT = [
     "rewards.scoring",
     "recipe.parsing",
     "recipe.arms",
+    "recipe.paths",
     "records.reading",
     "view.live",
 ]

@@ -24,9 +24,10 @@ from ftis.config import (
     nearest,
 )
 from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
-from ftis.recipe.arms import run_directory
+from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
 from ftis.recipe.parsing import load, ready_made, split_override
+from ftis.recipe.paths import require_paths
 from ftis.records.events import Planned
 from ftis.terminal import (
     CHECKING,
@@ -209,17 +210,17 @@ def preflight(
 ) -> None:
     """Predict whether a recipe would learn, and what a round costs."""
     loaded = load(recipe, set_ or [])
+    chosen = arms_of(loaded, (arm,) if arm else ())[:1]
+    require_paths(recipe, [chosen[0].recipe])
     with busy(LOADING):
         from ftis import library
         from ftis.check.estimate import totals
         from ftis.check.formatting import counted
-        from ftis.recipe.arms import arms_of
         from ftis.records.events import Stopped
         from ftis.view import tables
         from ftis.view.progress import Display
 
     display = Display(console)
-    chosen = arms_of(loaded, (arm,) if arm else ())[:1]
     which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
     most = max(swarm.training.prompts_per_round for swarm in chosen[0].swarms)
     console.print(
@@ -268,11 +269,14 @@ def train(
                 "--seeds goes on by itself: go back in one of its runs by that run's recipe.json, as in ftis train "
                 "runs/demo/demo-seed0/recipe.json --resume 20; begin anew by another --set name=…"
             )
-        _compare(for_seeds(recipe, set_ or []), arms, seeds, jobs, dry_run)
+        chosen = for_seeds(recipe, set_ or [])
+        require_paths(recipe, (one.recipe for one in arms_of(chosen, arms)))
+        _compare(chosen, arms, seeds, jobs, dry_run)
         return
     if jobs:
         raise typer.BadParameter("--jobs goes with --seeds")
     loaded = load(recipe, set_ or [])
+    require_paths(recipe, (one.recipe for one in arms_of(loaded, arms)))
     directory = run_directory(loaded)
     if dry_run:
         _print_plan(loaded, arms)
@@ -372,7 +376,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
         from ftis.check.estimate import fitting_jobs
         from ftis.check.plan import of_jobs, problems, rates, remarks
         from ftis.engines.machine import cores
-        from ftis.recipe.arms import arms_of, experiment_directory
+        from ftis.recipe.arms import experiment_directory
         from ftis.run import experiments
         from ftis.run.prepare import check
         from ftis.view.progress import Display
@@ -407,7 +411,6 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...]) -> None:
     with busy(LOADING) as doing:
         from ftis.check.estimate import estimate
         from ftis.check.plan import plan
-        from ftis.recipe.arms import arms_of
         from ftis.run.prepare import check
 
         doing(CHECKING)

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ftis.config import NetworkConfig
+from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load, network_settings
+from ftis.recipe.paths import require_paths
 from ftis.records.events import Planned
 from ftis.terminal import (
     CHECKING,
@@ -65,6 +67,9 @@ def join(
     overrides += [f"network.{name}={json.dumps(value)}" for name, value in settings_of(connect, listen, tls).items()]
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
     loaded = load(recipe, set_ or [], overrides)
+    loaded.peer(peer)
+    together = [one.recipe for one in arms_of(loaded, (arm,) if arm else ()) if len(one.swarms[0].peers) > 1]
+    require_paths(recipe, (one.of_swarm({peer}) for one in together))
     with busy(LOADING):
         from ftis import library
         from ftis.check.estimate import estimate

@@ -35,10 +35,11 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ftis.config import PeerConfig, did_you_mean, first_line
+from ftis.config import PeerConfig, first_line
 from ftis.engines.hub import only_here, tokenizer_here
 from ftis.engines.machine import return_freed_memory
 from ftis.engines.optimizers import bitsandbytes
+from ftis.engines.places import looks_local, no_model_at
 from ftis.policy import ModelError, resolve_device, resolve_dtype
 
 # transformers and peft import bitsandbytes wherever it is installed, which tells of kernels that it could not fetch.
@@ -257,11 +258,6 @@ def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
         )
 
 
-def looks_local(source: str) -> bool:
-    """Whether a model's place is a path, not a Hub id."""
-    return source.startswith((".", "~", "/", "models/")) or source.count("/") > 1 or Path(source).exists()
-
-
 def _check_directory(source: str) -> None:
     """Raise ModelError if a local path holds no model. transformers checks what looks like a Hub id."""
     directory = Path(source)
@@ -276,14 +272,7 @@ def _check_directory(source: str) -> None:
         raise ModelError(
             f"no model at {source}, but checkpoints in {', '.join(peers)}: name one of these, such as {below[-1]}"
         )
-    where = "" if source.startswith(("~", "/")) else f" in {Path.cwd()}, where the command runs"
-    named = f"ftis models {directory.name} fetches it, if ftis models lists that name"
-    fetched = named if directory.parent == Path("models") else "ftis models lists some"
-    raise ModelError(
-        f"no model at {source}{where}: neither config.json nor adapter_config.json there. Give a Hugging Face "
-        f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; {fetched}"
-        f"{did_you_mean(directory.name, [place.name for place in directory.parent.glob('*')])}"
-    )
+    raise ModelError(no_model_at(source))
 
 
 def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:

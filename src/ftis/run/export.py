@@ -13,7 +13,8 @@ import torch
 from transformers import GenerationConfig
 
 from ftis.config import FtisError, PeerConfig, Recipe, SamplingConfig, first_line
-from ftis.engines.models import generation_defaults, load_config, load_model, load_tokenizer, looks_local
+from ftis.engines.models import generation_defaults, load_config, load_model, load_tokenizer
+from ftis.engines.places import looks_local
 from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.recipe.arms import RunError

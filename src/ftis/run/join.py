@@ -133,10 +133,10 @@ def ready(recipe: Recipe, name: str, *, arm: str | None = None, resume: bool = F
     on_one_machine = not swarm.network.listen and not swarm.network.connect
     threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
     swarm = swarm.model_copy(update={"threads": threads})
-    own, directory = check([own_part(arm_name, swarm, name)]), peer_directory(recipe, name)
-    check_endpoints(swarm.network)
+    check_endpoints(swarm.network)  # before the check of models and problems, which takes a while
     if swarm.network.roster is not None or swarm.network.key is not None or not swarm.network.open:
         credentials(swarm, name, identity_directory(recipe, name))
+    own, directory = check([own_part(arm_name, swarm, name)]), peer_directory(recipe, name)
     if (lock := directory / arm_name / ".lock").exists():
         with locked(lock, 0):
             pass

@@ -1,0 +1,38 @@
+"""The paths of a recipe's models and problems, looked for before torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ftis.config import Recipe, RecipeError
+from ftis.engines.places import looks_local, no_model_at
+from ftis.tasks.jsonl import files
+
+
+def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
+    """Refuse a recipe if one of its models or files of problems is not here.
+
+    Args:
+        file: the recipe's. The directory from which its paths are right is often above it.
+        recipes: of what will run.
+
+    Raises:
+        RecipeError: a path leads nowhere from where the command runs.
+        TaskError: a file of problems is nowhere.
+    """
+    for recipe in recipes:
+        models = {peer.model: f"peers.{peer.name}.model" for peer in recipe.peers if looks_local(peer.model)}
+        tasks = [task for task in (recipe.task, *recipe.ood) if task.name == "jsonl"]
+        for path, key in {**models, **{task.path: "task.path" for task in tasks if task.path}}.items():
+            if Path(path).exists():
+                continue
+            if above := next((place for place in file.resolve().parents if (place / path).exists()), None):
+                raise RecipeError(
+                    f"{key} = {path!r} leads nowhere from {Path.cwd()}, where the command runs, but from {above}: "
+                    f"cd {above} first"
+                )
+            if path in models:
+                raise RecipeError(f"{key}: {no_model_at(path)}")
+        for task in tasks:
+            files(task)
