@@ -81,13 +81,13 @@ CASES = {
     "gone, its message still arrives": Case(of_d(GONE, (5.5, "delivers")), 5.5),
     "one of two links gone": Case(of_d(GONE, (4, "comes again"), (9, "delivers")), 9),
     # quorum
-    "below the quorum: wait": Case(of_d(GONE), None, settings=ALL, says="gone: d for 6 s"),
+    "below the quorum: wait": Case(of_d(GONE), None, settings=ALL, says="waiting for d (gone for 6 s)"),
     "below the quorum: until it is back": Case(of_d(GONE, (300, "comes"), (310, "delivers")), 310, settings=ALL),
     "below the quorum at the deadline: wait": Case(of_d(), None, settings=ALL, says="waiting for d (sampling)"),
     "below the quorum: alone": Case(of_d(GONE), 6, "d", ALONE, says="going on alone, missing: d (gone)"),
     "below the quorum: stop": Case(of_d(GONE), 6, settings=STOP, fails=r"2 of 3 peers .*missing: d \(gone\)"),
     "nobody comes: wait": Case((), None, settings={"quorum": 1}, says="b (not seen yet), c (not seen yet)"),
-    "not seen yet: since when": Case(there("b"), None, settings=ALL, says="; no sign of c, d in 21 s"),
+    "not seen yet: since when": Case(there("b"), None, settings=ALL, says="; start c, d, or check"),
     "nobody comes: alone": Case((), 10, "bcd", {"below_quorum": "alone"}, says="going on alone"),
     "quorum of one": Case((*there("bcd"), (1, "b", "delivers"), (2, "c", "leaves"), (2, "d", "leaves")), 3, "cd"),
     # set aside

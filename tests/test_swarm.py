@@ -233,7 +233,7 @@ def test_edited_rewards_other_problems_and_a_killed_peer_are_explained_on_each_t
     together = {name: started(name, *allow) for name in "abc"}
     says(together["a"], "b has other code", "listens at", "round 4 of 40")
     together["c"].kill()
-    says(together["a"], "c is gone", "gone: c for", "--resume")
+    says(together["a"], "c is gone", "c (gone for", "--resume")
     again = started("c", "--resume", *allow[1:])
     says(again, " again, since there is no checkpoint yet")
     waited = re.search(r"round ([0-9]+): waiting for c", "".join(together["a"].lines))

@@ -147,6 +147,10 @@ def _is_shallow(value: Any, levels: int) -> bool:
     return inside is None or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inside))
 
 
+AFTERWARDS = "then join again, with --overwrite if your own recipe or problems changed, else with --resume"
+"""The remedy's second half: a peer that waited in vain has left a run behind."""
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """Differences between others' meaning of ``recipe`` and this peer's, in words, and the remedy."""
@@ -189,7 +193,7 @@ def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
             remedy += "; generation_batch_size is per_device_train_batch_size x processes x steps_per_generation"
     else:
         remedy = "give all peers the same settings (recipe and --set) and version of ftis"
-    return Mismatch(recipe, shown, remedy)
+    return Mismatch(recipe, shown, remedy if scripts else f"{remedy}; {AFTERWARDS}")
 
 
 def other_code(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

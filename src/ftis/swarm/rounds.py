@@ -365,7 +365,7 @@ class Rounds:
         if now - self._noticed > NOTICE_SECONDS:
             self._noticed = now
             seconds = f"{now - self._awaited.since:.0f} s so far"
-            text = f"round {round + 1}: waiting for {self._in_words(waiting)}, {seconds}{self._about(waiting, now)}"
+            text = f"round {round + 1}: waiting for {self._in_words(waiting, now)}, {seconds}{self._remedy(waiting)}"
             decisions.append(self._notice("waiting", text))
         if now - self._asked > CATCH_UP_SECONDS:
             self._asked = now
@@ -514,29 +514,28 @@ class Rounds:
         waited = {name: self._waited.get(name, 0.0) for name in wanted}
         return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections, waited)
 
-    def _in_words(self, names: Collection[str]) -> str:
-        each = [f"{name} ({self._state(name)})" for name in names]
+    def _in_words(self, names: Collection[str], now: float | None = None) -> str:
+        """Peers with their states. With ``now``, those that are gone say how long."""
+        each = [f"{name} ({self._state(name, now)})" for name in names]
         return ", ".join(each[:MOST_NAMES]) + f" and {len(each) - MOST_NAMES} more" * (len(each) > MOST_NAMES)
 
-    def _about(self, names: Collection[str], now: float) -> str:
-        """The time without a sign of some peers, and the remedy; empty if all are present."""
+    def _remedy(self, names: Collection[str]) -> str:
+        """The remedy for peers without a sign; empty if all are present."""
         unseen = [name for name in names if not (self._others[name].met or name in self._mismatches)]
-        left = {name: self._others[name].gone_since for name in names if not self._others[name].live}
-        gone = [f"{name} for {now - since:.0f} s" for name, since in left.items() if since is not None]
+        gone = [name for name in names if self._others[name].gone_since is not None]
         text = ""
         if unseen:
-            text += (
-                f"; no sign of {', '.join(unseen)} in {now - self._entered:.0f} s: start it, or check on both sides "
-                f"who listens and connects where"
-            )
+            text += f"; start {', '.join(unseen)}, or check on both sides who listens and connects where"
         if gone:
-            text += f"; gone: {', '.join(gone)}: start it again there with --resume, or mend its connection"
+            text += f"; start {', '.join(gone)} again there with --resume, or mend the connection"
         return text
 
-    def _state(self, name: str) -> str:
+    def _state(self, name: str, now: float | None = None) -> str:
         other = self._others[name]
-        means_another = not other.met and name in self._mismatches
-        return "means another run" if means_another else other.state(self._awaited.round)
+        if not other.met and name in self._mismatches:
+            return "means another run"
+        state, since = other.state(self._awaited.round), other.gone_since
+        return state if since is None or now is None or state != "gone" else f"gone for {now - since:.0f} s"
 
     def _notice(self, what: str, text: str) -> NetworkEvent:
         return NetworkEvent(what, text, self._awaited.round)
