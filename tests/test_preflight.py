@@ -185,6 +185,10 @@ def test_a_reward_that_cannot_teach_is_told_before_the_run() -> None:
         found = about_reward(recipe, load_task(recipe.task))
         assert (len(found), word in " ".join(found)) == (bool(word), True), (name, found)
     assert about_reward(plain_recipe(), load_task(plain_recipe().task)) == []
+    for name in ("one_number", "one_entry"):  # an evaluation of one completion at a time takes the second
+        recipe = plain_recipe(reward={"function": f"test_preflight.{name}"})
+        with pytest.raises(RewardError, match=r"for .* completions|a list of"):
+            about_reward(recipe, load_task(recipe.task))
 
 
 def test_advice_leaves_out_what_the_recipe_has() -> None:
@@ -654,6 +658,14 @@ def noting(calls: list[str], function: Callable[..., Any]) -> Callable[..., Any]
         return function(*arguments)
 
     return noted
+
+
+def one_number(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> float:
+    return 1.0
+
+
+def one_entry(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    return [1.0]
 
 
 def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ftis.check.estimate import totals
-from ftis.check.plan import first_rate, remarks
+from ftis.check.plan import HELD_OUT, first_rate, remarks
 from ftis.config import RecipeError, TaskConfig, nearest
 from ftis.engines.devices import device_kind
 from ftis.engines.machine import nearest_existing
@@ -94,7 +94,7 @@ def problems_in(path: str, question: str | None = None, answer: str | None = Non
     task = load_task(config)
     n = len(task.train) + len(task.validation)
     if validation is None:
-        task = load_task(config.model_copy(update={"validation_size": max(1, min(100, n // 4))}))
+        task = load_task(config.model_copy(update={"validation_size": max(1, min(100, n // HELD_OUT))}))
     answers = [problem.answer for problem in (*task.train, *task.validation)]
     kind: AnswerKind = "exact"
     if all(read_number(text) is not None for text in answers):

@@ -12,7 +12,7 @@ from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.recipe.own_code import staying
-from ftis.rewards.scoring import is_built_in, load_scorer
+from ftis.rewards.scoring import CountError, is_built_in, load_scorer
 from ftis.run.experiments import SwarmJob
 from ftis.run.join import Ready
 from ftis.run.prepare import Checked
@@ -21,8 +21,9 @@ from ftis.run.provenance import agreed_modules
 from ftis.swarm.facts import MODULES
 from ftis.swarm.session import ways_in
 
-FEW_PROBLEMS = 50
-"""Validation problems below which one of them moves an accuracy by more than .02."""
+FEW_PROBLEMS, HELD_OUT = 50, 4
+"""Validation problems below which one of them moves an accuracy by more than .02, and the part of all problems that
+``ftis new`` holds out: one in four."""
 LOW_FOR_LORA, HIGH_FOR_LORA = 1e-5, 3e-3
 """The learning rate below which an adapter hardly moves, and the one above which it breaks: it wants ten to a hundred
 times the rate of full training."""
@@ -121,13 +122,18 @@ def about_reward(recipe: Recipe, task: Task) -> list[str]:
     Some problems' own answers, the answers of others and an empty text are written in usual formats and scored. A
     reward that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another
     format. The built-in reward is checked problem by problem elsewhere.
+
+    Raises:
+        CountError: it does not return one number for each completion. An evaluation of single completions may not
+            show that.
     """
     if is_built_in(recipe.reward):
         return []
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))
     more, less, seen = 0, 0, set[float]()
-    for answer, other in list(itertools.pairwise(answers))[:2]:
+    pairs = list(itertools.pairwise(answers))[:2] or [(answer, f"not {answer}") for answer in answers]
+    for answer, other in pairs:
         problem = next(problem for problem in task.train if problem.answer == answer)
         layouts = (*LAYOUTS, f"<{recipe.prompt.answer_tag}>%s</{recipe.prompt.answer_tag}>")
         texts = [layout % text for layout in layouts for text in (answer, other)] + [""]
@@ -135,7 +141,7 @@ def about_reward(recipe: Recipe, task: Task) -> list[str]:
             try:
                 rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
             except FtisError as error:
-                if isinstance(error.__cause__, SystemExit):
+                if isinstance(error, CountError) or isinstance(error.__cause__, SystemExit):
                     raise
                 return [str(error)]
         right, wrong = rewards[:-1:2], rewards[1::2]
@@ -186,9 +192,11 @@ def problems(tasks: Sequence[Task]) -> list[str]:
     more = "".join(f", {len(one.validation)} out of distribution ({one.name})" for one in ood)
     lines = [f"task {task.name}: {len(task.train):,} problems to train on, {len(task.validation)} to validate on{more}"]
     if 0 < (n := len(task.validation)) < FEW_PROBLEMS:
+        enough = len(task.train) + n >= HELD_OUT * FEW_PROBLEMS
+        remedy = f"set task.validation_size to {FEW_PROBLEMS} or more, or add problems" if enough else "add problems"
         lines.append(
             f"{counted(n, 'validation problem')}: one of them moves an accuracy by {1 / n:.3f}, and small gains cannot "
-            f"be told from luck; set task.validation_size to {FEW_PROBLEMS} or more, and add problems if need be"
+            f"be told from luck; {remedy}"
         )
     return lines
 

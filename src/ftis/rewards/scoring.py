@@ -38,6 +38,10 @@ class CompletionError(RewardError, ScoringError):
     """A reward function fails on some completion. It may not fail on others."""
 
 
+class CountError(CompletionError):
+    """A reward function does not return one number for each completion, whatever they are."""
+
+
 class RewardFunction(Protocol):
     """Scores N completions of one prompt. All arguments are passed by name."""
 
@@ -114,12 +118,12 @@ class Scorer:
         except TypeError:
             values = None
         if values is None or isinstance(returned, (str, bytes, dict)):
-            raise CompletionError(
+            raise CountError(
                 f"reward.function {self.path!r} returned {excerpt(returned)}; return a list of {n} numbers, "
                 "one per completion"
             )
         if len(values) != n:
-            raise CompletionError(
+            raise CountError(
                 f"reward.function {self.path!r} returned {len(values)} values for {n} completions: "
                 f"{excerpt(returned)}; return one number per completion"
             )
