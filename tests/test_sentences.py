@@ -161,6 +161,16 @@ def of_large(**measures: Any) -> dict[str, Any]:
     return {peer_key("large", measure.replace("__", "/")): value for measure, value in measures.items()}
 
 
+def test_a_first_wait_for_others_is_not_each_rounds() -> None:
+    waited = [60.0, 1.0, 3.0, 50.0, 1.0]  # the fourth for one that came back
+    recorded = [
+        RoundRow.of({"step": step, "reward": 0.5, "step_time": 2.0 + wait, "time/wait": wait})
+        for step, wait in enumerate(waited, 1)
+    ]
+    assert standing("small", 9, recorded[:1]).usual == 2.0
+    assert standing("small", 9, recorded).seconds_left == 4 * (2.0 + 2.0)
+
+
 def test_a_standing_is_counted_over_the_last_ten_rounds() -> None:
     heard = of_large(delivered=True, admitted=12, kept=9, zero_advantage=1, dropped=2, dropped__kl=2, late=0)
     recorded = rows([0.1 * (i // 4) for i in range(24)], **heard)

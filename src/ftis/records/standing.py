@@ -156,7 +156,7 @@ class Standing:
         alone: the fate of the others' rollouts in these rounds.
         seconds_left: an estimate by its last rounds; None while there is none.
         silent_for: seconds since its records last changed; None if they are complete or absent.
-        usual: mean seconds of its last rounds.
+        usual: seconds of a round, by its last ones.
         notice: its last remark about the network, if that concerns the present round.
         damage: the first line of its records that was rejected, with the reason; "" without one.
     """
@@ -247,8 +247,7 @@ def standing(
     recent = rows if as_whole else rows[-WINDOW:]
     reward, change, over = _change(means)
     best = max((mean for _, mean in means), default=None)
-    each = [row.measures["step_time"] for row in rows[-WINDOW:] if "step_time" in row.measures]
-    usual = fmean(each) if each else None
+    usual = _usual(rows[-WINDOW:])
     others = [other for other in swarm if other != name]
     lonely: Sequence[RoundRow]
     if as_whole:
@@ -277,6 +276,19 @@ def standing(
         silent_for=None if finished else silent_for,
         usual=usual,
     )
+
+
+def _usual(rows: Sequence[RoundRow]) -> float | None:
+    """Seconds of a round: the mean of the own work, and the median wait after the first round.
+
+    In its first round, or the first after a return, a peer may wait for others that are started later.
+    """
+    timed = [row for row in rows if "step_time" in row.measures]
+    if not timed:
+        return None
+    waits = [(row, row.measures.get("time/wait") or 0.0) for row in timed]
+    later = [wait for row, wait in waits if row.step > 1]
+    return fmean(row.measures["step_time"] - wait for row, wait in waits) + (median(later) if later else 0.0)
 
 
 def _fall(rows: Sequence[RoundRow], best: float) -> Trouble | None:

@@ -315,8 +315,9 @@ def repeats(directory: Path, swarm: Recipe, step: int) -> str:
         return ""
     which = f"round {rounds}" if rounds == step + 1 else f"rounds {step + 1} to {rounds}"
     newest = f"the newest checkpoint{' of all' * (len(names) > 1)} is of round {step}"
-    why = f"{newest if step else 'there is no checkpoint yet'} (training.save_every = {swarm.training.save_every})"
-    return f"{', '.join(names)}: {which} again, since {why}"
+    every = swarm.training.save_every
+    why = f" (training.save_every = {every})" if step % every == 0 else ""  # the no-regret guard saves in between
+    return f"{', '.join(names)}: {which} again, since {newest if step else 'there is no checkpoint yet'}{why}"
 
 
 @contextmanager

@@ -57,13 +57,13 @@ def closing_table(summary: Mapping[str, Any]) -> rich.table.Table:
 
 
 def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
-    """A text that names a run's files, for the first peer of its last arm, and the command that makes a page."""
+    """A text that names a run's files, the models of its last arm, and the command that makes a page."""
     arm, peers = next(reversed(summary["arms"].items()))
-    name, peer = next(iter(peers.items()))
-    model = checkpoint_path(directory / arm / name, peer["model_step"])
+    place = directory / arm
+    models = [checkpoint_path(place / name, peer["model_step"]).relative_to(place) for name, peer in peers.items()]
     return (
-        f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models as in {model}, "
-        f"which ftis export makes ready for use; ftis report {directory} makes a page"
+        f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models in {place}: "
+        f"{', '.join(map(str, models))}; ftis export makes one ready for use; ftis report {directory} makes a page"
     )
 
 
