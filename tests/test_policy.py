@@ -743,7 +743,7 @@ def test_an_adapter_may_have_tokens_that_its_base_lacks(
 def test_an_adapter_of_a_base_by_a_relative_path_loads_from_any_directory(
     tiny_model_dir: TinyModelDir, tiny_policy: TinyPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that goes on from a checkpoint made where its base lay elsewhere."""
+    """Also one that goes on from a checkpoint made where its base lay elsewhere, and one without a tokenizer."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "base").symlink_to(tiny_model_dir())
     monkeypatch.chdir(tmp_path)
@@ -755,6 +755,8 @@ def test_an_adapter_of_a_base_by_a_relative_path_loads_from_any_directory(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "models/base"}))
     Policy.load(policy.config, checkpoint=tmp_path / "first").save_pretrained(tmp_path / "second")
     policy.save_pretrained(tmp_path / "third")
+    for tokenizer in (tmp_path / "third").glob("token*"):
+        tokenizer.unlink()
     monkeypatch.chdir("/")
     for name in ("second", "third"):
         loaded = tiny_policy(model=tmp_path / name)

@@ -165,7 +165,7 @@ def inner_width(text: Any) -> int:
 
 
 def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model.
+    """The tokenizer beside a model; that of its base for a LoRA adapter without one.
 
     Args:
         options: of transformers' ``from_pretrained``, besides.
@@ -174,6 +174,8 @@ def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
         ModelError: there is none, it cannot be loaded, or it has no end-of-sequence token.
     """
     _check_directory(source)
+    if (Path(source) / "adapter_config.json").exists() and not list(Path(source).glob("token*.*")):
+        return load_tokenizer(_place_of_base(source), **options)
     try:
         asked: dict[str, Any] = {"local_files_only": only_here(source), **NO_CODE, **options}
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **asked)
