@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -679,6 +680,63 @@ def test_waiting_prompts_take_the_place_of_rows_that_ended(
     for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
         np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
         check_ends(rollout, ENDS, 20)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from([*((kind, {}) for kind in KINDS), ("sliding", WIDE_WINDOW), ("gemma3", WIDE_WINDOW)]),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from([0, 3]),
+    st.sampled_from([0.0, 1e12]),
+    st.randoms(use_true_random=False),
+)
+def test_turns_that_go_on_are_those_that_are_read_again(
+    tiny_policy: TinyPolicy,
+    kind: tuple[str, dict[str, Any]],
+    lengths: list[int],
+    repeats: int,
+    batch_size: int,
+    worth_dropping: float,
+    random: Random,
+) -> None:
+    """Answers of any length stand between, some rows end, and the others come in another order."""
+    policy, decoding = tiny_policy(kind[0], model=kind[1]), Decoding(4, temperature=0.0).keeping()
+    policy.end_ids = ENDS
+    prompts = rows_of(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WORTH_DROPPING, "cpu", worth_dropping)
+        for turn in range(3):
+            groups = builtin_sampler(policy, prompts, repeats if turn == 0 else 1, decoding, 0, batch_size)
+            if turn:
+                again = builtin_sampler(policy, prompts, 1, Decoding(4, temperature=0.0), 0)
+                assert tokens(groups) == tokens(again)
+                for one, other in zip(flat(groups), flat(again), strict=True):
+                    np.testing.assert_allclose(one.gen_logp, other.gen_logp, atol=1e-4)
+            pairs = [(ids, rollout) for ids, group in zip(prompts, groups, strict=True) for rollout in group]
+            random.shuffle(pairs)
+            answers = rows_of([random.randrange(5) for _ in pairs], turn)
+            rows = zip(pairs[: random.randint(1, len(pairs))], answers, strict=False)
+            prompts = [np.concatenate([ids, drawn.completion_ids, answer]) for (ids, drawn), answer in rows]
+
+
+def test_a_turn_reads_the_answer_and_the_token_before_it(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, decoding, read = tiny_policy(), Decoding(5).keeping(), list[int]()
+    forward = policy.model.forward
+
+    def counted(**given: Any) -> Any:
+        read.append(given["input_ids"].shape[1])
+        return forward(**given)
+
+    monkeypatch.setattr(policy.model, "forward", counted)
+    groups = builtin_sampler(policy, PROMPTS, 2, decoding, 0)
+    pairs = [(ids, rollout.completion_ids) for ids, group in zip(PROMPTS, groups, strict=True) for rollout in group]
+    turns = [np.concatenate([*pair, answer]) for pair, answer in zip(pairs, rows_of([1, 3] * 6), strict=True)]
+    builtin_sampler(policy, turns, 1, decoding, 0)
+    builtin_sampler(policy, rows_of([8]), 1, decoding, 0)  # whose beginning nobody drew
+    assert read[-3:] == [9, 1 + 3, 8]
 
 
 def test_with_places_taken_over_tokens_are_drawn_as_often_as_they_are_probable() -> None:

@@ -200,15 +200,16 @@ class Peer:
                 f"{positions} positions: lower sampling.max_completion_length (now {most})"
             )
         seed = seed_of(self.recipe, self.name, round, purpose)
-        groups = self.sampler(self.policy, ids, repeats, self.decoding, seed, self.recipe.sampling.batch_size)
+        episodes, batch_size = self.member.admitter.episodes, self.recipe.sampling.batch_size
+        decoding = self.decoding if episodes is None else self.decoding.keeping()
+        groups = self.sampler(self.policy, ids, repeats, decoding, seed, batch_size)
+        if episodes is not None:
+            prompts = [self.member.task.train[item] for item in items]
+            groups = episodes.go_on(groups, prompts, ids, self.sampler, self.policy, decoding, seed, batch_size)
         if not self.agreed:
             in_place = getattr(self.sampler, "in_place", False)
             look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding, in_place)
             self.agreed = True
-        if (episodes := self.member.admitter.episodes) is not None:
-            prompts = [self.member.task.train[item] for item in items]
-            drawing = (self.sampler, self.policy, self.decoding, seed, self.recipe.sampling.batch_size)
-            groups = episodes.go_on(groups, prompts, ids, *drawing)
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
 
 

@@ -10,8 +10,8 @@ and the same log-probabilities.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from transformers import LogitsProcessorList
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -21,19 +21,35 @@ from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 
 
+@dataclass
+class Kept:
+    """What a sampler read of rows that may go on, in its own form. It is forgotten with the decoding that holds it."""
+
+    rows: Any = None
+
+
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are drawn. ``temperature`` 0 is greedy, with the log-probabilities of temperature 1."""
+    """How completions are drawn. ``temperature`` 0 is greedy, with the log-probabilities of temperature 1.
+
+    Attributes:
+        kept: prompts may go on a completion that was drawn under the same object; None: nothing is kept for that.
+    """
 
     max_completion_length: int
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
+    kept: Kept | None = field(default=None, compare=False)
 
     @staticmethod
     def of(config: SamplingConfig) -> Decoding:
         return Decoding(config.max_completion_length, config.temperature, config.top_k, config.top_p, config.stop)
+
+    def keeping(self) -> Decoding:
+        """The same, for a completion's turns one after the other."""
+        return replace(self, kept=Kept())
 
     @property
     def greedy(self) -> bool:

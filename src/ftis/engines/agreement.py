@@ -168,10 +168,19 @@ def require_agreement(
     Raises:
         ModelError: sampler, learner and a plain pass do not see one policy.
     """
-    pairs = [(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
+    pairs = [_last_turn(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     (short, first), (long, last) = pairs[0], pairs[-1]
     gaps(policy, [short, long], [first, last], decoding, in_place).refuse(policy, remedy)
+
+
+def _last_turn(prompt: Ints, rollout: Rollout) -> tuple[Ints, Rollout]:
+    """A completion's last turn, behind all that was read before it."""
+    if not rollout.observed:
+        return prompt, rollout
+    at = rollout.observed[-1].at
+    ids = rollout.completion_ids[at:]
+    return np.concatenate([prompt, rollout.read_ids[: -len(ids)]]), Rollout(ids, rollout.gen_logp[at:])
 
 
 def gaps(

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -20,7 +21,16 @@ from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
 from ftis.engines.rows import as_groups, in_parts, left_padded
 from ftis.engines.samplers import InPlace
-from ftis.engines.slots import SlotCache, cache_bytes, groups_at_a_time, parts_of_groups, prompts_prefilled
+from ftis.engines.slots import (
+    KeptPart,
+    KeptRows,
+    SlotCache,
+    cache_bytes,
+    groups_at_a_time,
+    parts_of_groups,
+    prompts_prefilled,
+    row_bytes,
+)
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy
@@ -80,7 +90,7 @@ def builtin_sampler(
     ends_V = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
     ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
     at_a_time = min(len(prompt_ids), groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size))
-    rows = _Rows(policy, prompt_ids, repeats, steps)
+    rows = _Rows(policy, prompt_ids, repeats, decoding)
     worth_dropping = WORTH_DROPPING[device_kind(policy.device)] / policy.n_parameters
     stops = StopStrings(policy, decoding.stop)
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
@@ -114,7 +124,16 @@ def builtin_sampler(
     tokens_NT = torch.zeros(len(prompt_ids) * repeats, steps, dtype=torch.int64, device=device)
     logp_NT, ended_NT = torch.zeros_like(tokens_NT, dtype=torch.float32), torch.zeros_like(tokens_NT)
     tokens_NT[at], logp_NT[at], ended_NT[at] = token[within], logp[within].clamp(max=0.0), ended[within].long()
-    return as_groups(tokens_NT, logp_NT, ended_NT.argmax(-1) + 1, repeats)
+    groups = as_groups(tokens_NT, logp_NT, ended_NT.argmax(-1) + 1, repeats)
+    if decoding.kept is not None and rows.keeps:
+        rows.keep(torch.arange(len(rows.number), device=device))
+        read = [
+            np.concatenate([ids, of.completion_ids])
+            for ids, group in zip(prompt_ids, groups, strict=True)
+            for of in group
+        ]
+        decoding.kept.rows = KeptRows(rows.left, read)
+    return groups
 
 
 class _Rows:
@@ -132,7 +151,8 @@ class _Rows:
         active: bool [n], whether the row has not ended.
     """
 
-    def __init__(self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, steps: int) -> None:
+    def __init__(self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding) -> None:
+        steps = decoding.max_completion_length
         self.policy, self.prompt_ids, self.repeats, self.steps = policy, prompt_ids, repeats, steps
         self.positions = max(len(p) for p in prompt_ids) + steps - 1  # a row's last token is fed to nothing
         fused, places = fuses(policy.model), torch.arange(self.positions)
@@ -146,6 +166,13 @@ class _Rows:
         self.number, self.length, self.start, self.position, self.active = none, none, none, none, none.bool()
         self.cache = SlotCache(policy.model, capacity=0)
         self.visible: Tensor | None = None
+        self.left: list[KeptPart] = []
+        self.kept: KeptRows | None = None
+        self.keeps = False
+        if decoding.kept is not None:
+            self.kept, decoding.kept.rows = decoding.kept.rows, None
+            a_row = row_bytes(policy.model.config, self.positions, policy.compute_dtype.itemsize)
+            self.keeps = len(prompt_ids) * repeats * a_row <= cache_bytes(policy.device) // 2
 
     def refill(self, n_prompts: int) -> Tensor:
         """Add groups of rows for the next waiting prompts, each prefilled once. Returns their logits [new rows, V]."""
@@ -157,13 +184,16 @@ class _Rows:
 
     def _prefill(self, chosen: Sequence[int]) -> Tensor:
         """Add groups of rows for prompts by index. Returns their logits."""
-        input_PT, mask_PT = left_padded([self.prompt_ids[i] for i in chosen], self.policy.device)
+        prompts = [self.prompt_ids[i] for i in chosen]
+        input_PT, mask_PT = left_padded(prompts, self.policy.device)
         length_P, longest = mask_PT.sum(-1), input_PT.shape[1]
         cache = SlotCache(self.policy.model, longest + self.steps)
+        position_PT = (mask_PT.long().cumsum(-1) - 1).clamp(min=0)
+        read = self._read_before(cache, prompts)
         logits: Tensor = self.policy.model(
-            input_ids=input_PT,
+            input_ids=input_PT[:, read:],
             attention_mask=mask_PT.long() if bool((~mask_PT).any()) else None,
-            position_ids=(mask_PT.long().cumsum(-1) - 1).clamp(min=0),
+            position_ids=position_PT[:, read:],
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -189,8 +219,29 @@ class _Rows:
         self._update_visible()
         return logits.repeat_interleave(self.repeats, 0)
 
+    def _read_before(self, cache: SlotCache, prompts: Sequence[Ints]) -> int:
+        """Fill the cache with what earlier turns have read of the prompts. Returns how many slots are filled."""
+        found = self.kept.find(prompts) if self.kept is not None else None
+        if self.kept is None or found is None:
+            return 0
+        longest = max(map(len, prompts))
+        read = longest - max(len(ids) - n for ids, (_, _, n) in zip(prompts, found, strict=True))
+        self.kept.put_into(cache, found, [longest - len(ids) for ids in prompts], read)
+        return read
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep keys and values of rows that leave the batch."""
+        keys, values, used = *self.cache.all_slots(), self.cache.get_seq_length()
+        layers = [
+            (key[:, :, :used].index_select(0, rows), value[:, :, :used].index_select(0, rows))
+            for key, value in zip(keys, values, strict=True)
+        ]
+        self.left.append(KeptPart(self.number[rows], self.start[rows], layers))
+
     def compact(self) -> None:
         """Drop the rows that have ended."""
+        if self.keeps:
+            self.keep((~self.active).nonzero().squeeze(-1))
         kept = self.active.nonzero().squeeze(-1)
         self.cache.select(kept)
         self.number, self.length, self.start, self.position, self.active = (

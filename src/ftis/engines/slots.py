@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
@@ -180,6 +181,13 @@ class SlotLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.used
 
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """Use the first slots for these: [rows, heads, slots, width]."""
+        self.dtype, self.device = keys.dtype, keys.device
+        self.keys, self.values, self.used = self._slots(keys), self._slots(values), keys.shape[2]
+        self.keys[:, :, : self.used], self.values[:, :, : self.used] = keys, values
+        self.is_initialized = True
+
     def map(self, of_rows: Callable[[Tensor], Tensor]) -> None:
         """Replace the batch's rows: ``of_rows`` takes and returns [rows, heads, slots, width]."""
         assert self.keys is not None
@@ -243,3 +251,59 @@ class SlotCache(Cache):
                 joined.append(both)
             (mine.keys, mine.values), mine.capacity, mine.used = joined, self.capacity, width
             theirs.keys = theirs.values = None  # layer by layer, so that no cache lies in memory twice
+
+
+class KeptRows:
+    """Keys and values of completions that may go on, by their tokens.
+
+    Args:
+        parts: of some rows each: their numbers, their first slots, and per layer keys and values of the slots used.
+        rows: the tokens of each row, by number: its prompt and its completion, whose last token is fed to nothing.
+    """
+
+    def __init__(self, parts: Sequence[KeptPart], rows: Sequence[Ints]) -> None:
+        self.parts = parts
+        places = [(part, row, n) for part, of in enumerate(parts) for row, n in enumerate(of.number.tolist())]
+        self.place = {rows[n].tobytes(): (part, row) for part, row, n in places}
+        self.lengths = sorted({len(rows[n]) for _, _, n in places}, reverse=True)
+
+    def find(self, prompts: Sequence[Ints]) -> list[tuple[int, int, int]] | None:
+        """The part and the row that begin each prompt, and how many tokens have keys. None: one has no such row."""
+        found = []
+        for ids in prompts:
+            begun = ((n, self.place.get(ids[:n].tobytes())) for n in self.lengths if n <= len(ids))
+            n, place = next(((n, place) for n, place in begun if place), (0, None))
+            if place is None:
+                return None
+            found.append((*place, n - 1))
+        return found
+
+    def put_into(
+        self, cache: SlotCache, found: Sequence[tuple[int, int, int]], skipped_N: Sequence[int], n: int
+    ) -> None:
+        """Fill the first ``n`` slots of an empty cache. ``skipped_N``: the slots before each row's first token."""
+        part_N, row_N, _ = np.array(found).T
+        for number, layer in enumerate(cache.slots):
+            of_layer = []
+            for side in (0, 1):
+                first = self.parts[0].layers[number][side]
+                slots = first.new_zeros(len(found), first.shape[1], n, first.shape[3])
+                for at, part in enumerate(self.parts):
+                    mine = np.flatnonzero(part_N == at)
+                    if not len(mine):
+                        continue
+                    source, rows = part.layers[number][side], torch.from_numpy(row_N[mine]).to(first.device)
+                    shift = part.start[rows] - torch.tensor([skipped_N[i] for i in mine.tolist()], device=first.device)
+                    slot = (torch.arange(n, device=first.device) + shift[:, None]).clamp(0, source.shape[2] - 1)
+                    moved = source.transpose(1, 2)[rows[:, None], slot].transpose(1, 2)
+                    slots[torch.from_numpy(mine).to(first.device)] = moved
+                of_layer.append(slots)
+            layer.fill(*of_layer)
+
+
+class KeptPart(NamedTuple):
+    """Rows that left a batch together."""
+
+    number: Tensor
+    start: Tensor
+    layers: list[tuple[Tensor, Tensor]]

@@ -135,6 +135,7 @@ class Exam:
     ) -> list[tuple[Rollout, ...]]:
         """Completions of problems by index, with all their turns."""
         ids = [self.prompt_ids[i] for i in order]
+        decoding = decoding if self.episodes is None else decoding.keeping()
         groups = self.sampler(self.policy, ids, repeats, decoding, seed, at_a_time)
         if self.episodes is None:
             return groups
