@@ -38,12 +38,13 @@ def guard_of(*names: str) -> NoRegret:
 
 @dataclass
 class Play:
-    """A learner ``me`` whose reward is .1 as long as it has learned from a harmful sender lately, else .9."""
+    """A learner ``me`` whose reward is ``low`` as long as it has learned from a harmful sender lately, else .9."""
 
     guard: NoRegret
     present: Collection[str]
     step: int = 0
     level: float = 0.9
+    low: float = 0.1
 
     def rounds(self, count: int, harm: Collection[str] = (), fall: bool = False) -> None:
         """Some rounds in which the senders of ``harm`` do harm, or the learner falls by itself."""
@@ -56,7 +57,7 @@ class Play:
             if self.guard.back_to is not None:
                 self.level = 0.9
             elif fall or set(heard) & set(harm):
-                self.level = 0.1
+                self.level = self.low
 
     def alarm(self, harm: Collection[str] = (), fall: bool = False) -> None:
         """Rounds until the alarm that must come."""
@@ -128,6 +129,21 @@ def test_harm_of_one_probation_is_not_blamed_on_the_next() -> None:
     two.alarm()
     assert "bob" not in two.guard.harmful
     assert two.guard.phase == "alone"
+
+
+@pytest.mark.parametrize(("alone", "named"), [(ALONE_ROUNDS - 1, set()), (ALONE_ROUNDS, {"bob"})])
+def test_a_fall_that_began_before_a_probation_names_nobody(alone: int, named: Collection[str]) -> None:
+    """The learner falls in the last round alone, or in the first on probation; the evidence suffices rounds later."""
+    pair = play("bob")
+    pair.alarm(harm=["bob"])
+    pair.low = 0.5
+    pair.rounds(alone)
+    pair.rounds(2, fall=True)
+    assert (pair.guard.back_to, pair.guard.phase) == (None, "probation")
+    while pair.guard.back_to is None and pair.guard.phase == "probation":
+        pair.rounds(1)
+    assert pair.guard.back_to is not None
+    assert pair.guard.harmful.keys() == set(named)
 
 
 def test_a_silent_sender_is_not_blamed() -> None:

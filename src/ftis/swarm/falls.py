@@ -18,11 +18,13 @@ LEVELS = np.linspace(0, 1, 101)
 LONGEST = 256
 """The most rounds that a change may lie back."""
 LEAST_GROUPS, LEAST_ROUNDS = 32, 4
-"""The shortest window before a change has at least so many groups, and so many rounds."""
+"""The shorter window before a change has at least so many groups, and so many rounds."""
+GAPS = (0, 1, 2, 4, 8)
+"""Rounds between a window and a change, in shorter windows: a slow fall shows beside a peak that lies back."""
 
 
 def shortest_window(groups: int) -> int:
-    """Rounds of the shortest window before a change, if a round has ``groups`` groups."""
+    """Rounds of the shorter window before a change, if a round has ``groups`` groups."""
     return max(LEAST_ROUNDS, math.ceil(LEAST_GROUPS / groups))
 
 
@@ -30,16 +32,16 @@ class FallTest:
     """Evidence that a round's expected reward lies more than ``margin`` below its mean over earlier rounds.
 
     Let X be a group's mean reward, scaled to [0, 1] from the range of rewards seen before. For each first round c
-    behind a change, let A be the w rounds before it, and B those from it on::
+    behind a change, let A be w rounds before it, with a gap of g rounds between, and B those from it on::
 
-        e_cw = min_m  mean_λ Π_A (1 + λ (X − μ)) exp(λ (μ − m))
+        e_cwg = min_m  mean_λ Π_A (1 + λ (X − μ)) exp(λ (μ − m))
                     · mean_f Π_B (1 − f + f (1 − X)/(1 − m + margin))
 
-    μ is the mean reward of the rounds before. The evidence is Σ_c mean_w e_cw.
+    μ is the mean reward of the rounds before. The evidence is Σ_c mean_wg e_cwg, over two windows and :data:`GAPS`.
 
     Args:
         margin: as a part of the range of rewards, above 0.
-        shortest: the shortest of three windows w, in rounds; each is three times as long as the one before.
+        shortest: the shorter of two windows w, in rounds; the other is three times as long.
 
     Attributes:
         low, high: the range of rewards.
@@ -49,16 +51,17 @@ class FallTest:
     """
 
     def __init__(self, margin: float, shortest: int) -> None:
-        self.margin, self.windows = margin, (shortest, 3 * shortest, 9 * shortest)
+        self.margin, self.windows = margin, (shortest, 3 * shortest)
         self.least, self.low, self.high = math.inf, -math.inf, -math.inf
         self.rounds: list[list[float]] = []
         self._bets: list[Floats64] = []  # of each round: log Π (1 − f + f (1 − X)/(1 − m + margin)), [f, m]
         self.nats, self.behind = -math.inf, 0
+        self._of_c: Floats64 = np.zeros(0)
 
     def restart(self) -> None:
         """Begin anew: the model is another one now. The range stays."""
         self.rounds, self._bets = [], []
-        self.nats, self.behind = -math.inf, 0
+        self.nats, self.behind, self._of_c = -math.inf, 0, np.zeros(0)
 
     def add(self, rewards: Sequence[Sequence[float]]) -> None:
         """Take in a round: the rewards of each own group.
@@ -80,7 +83,7 @@ class FallTest:
         stakes, below_m = STAKES[:, None, None], 1 - LEVELS + self.margin
         self.rounds.append(means)
         self._bets.append(np.log1p(stakes * ((1 - np.array(means)[:, None]) / below_m - 1)).sum(1))
-        longest = LONGEST + self.windows[-1] + self.windows[0]  # the last for μ
+        longest = LONGEST + self.windows[-1] + (GAPS[-1] + 1) * self.windows[0]  # the last for μ
         del self.rounds[:-longest], self._bets[:-longest]
 
     def _weigh(self) -> None:
@@ -89,20 +92,25 @@ class FallTest:
         if first >= len(self.rounds):
             return
         after_cm = log_mean(np.cumsum(np.array(self._bets[first:])[::-1], axis=0)[::-1])
-        before_wcm = np.array([self._before(window, first) for window in self.windows])
+        sums, pairs = self._sums(), [(window, gap * self.windows[0]) for window in self.windows for gap in GAPS]
+        before_pcm = np.array([self._before(window, gap, first, sums) for window, gap in pairs])
         # The left factor falls in m and the right one rises: between two levels the product is at least this.
-        of_wc = (before_wcm[:, :, 1:] + after_cm[:, :-1]).min(-1)
-        of_c = np.logaddexp.reduce(of_wc, axis=0) - math.log(len(self.windows))
-        self.nats, self.behind = float(np.logaddexp.reduce(of_c)), len(of_c) - int(of_c.argmax())
+        of_pc = (before_pcm[:, :, 1:] + after_cm[:, :-1]).min(-1)
+        self._of_c = np.logaddexp.reduce(of_pc, axis=0) - math.log(len(pairs))
+        self.nats, self.behind = self.of_last(len(self._of_c)), len(self._of_c) - int(self._of_c.argmax())
 
-    def _before(self, window: int, first: int) -> Floats64:
-        """The log of the factor before each change c ≥ ``first``, at each m: [c, m]. −∞ if the window is too long."""
-        size, gains = zip(*self._sums(), strict=True)
-        changes = np.arange(first, len(self.rounds))
-        inside = changes >= window
-        starts, stops = np.where(inside, changes - window, 0), np.where(inside, changes, 0)
-        sizes, sums = np.cumsum([0, *size]), np.cumsum([np.zeros(len(STAKES)), *gains], axis=0)
-        n_c, gain_cf = sizes[stops] - sizes[starts], sums[stops] - sums[starts]
+    def of_last(self, changes: int) -> float:
+        """The log of the evidence for a change within so many last rounds."""
+        return float(np.logaddexp.reduce(self._of_c[max(len(self._of_c) - changes, 0) :], initial=-np.inf))
+
+    def _before(self, window: int, gap: int, first: int, sums: Sequence[tuple[int, Floats64]]) -> Floats64:
+        """The log of the factor before each change c ≥ ``first``, at each m: [c, m]. −∞ if there are too few rounds."""
+        size, gains = zip(*sums, strict=True)
+        stops = np.arange(first, len(self.rounds)) - gap
+        inside = stops >= window
+        starts, stops = np.where(inside, stops - window, 0), np.where(inside, stops, 0)
+        sizes, sums_f = np.cumsum([0, *size]), np.cumsum([np.zeros(len(STAKES)), *gains], axis=0)
+        n_c, gain_cf = sizes[stops] - sizes[starts], sums_f[stops] - sums_f[starts]
         found = log_mean(gain_cf[:, :, None] - n_c[:, None, None] * STAKES[:, None] * LEVELS)
         return np.where(inside[:, None], found, -np.inf)
 

@@ -33,8 +33,9 @@ class NoRegret(Selection):
     """A guard that watches the learner's reward on own groups, and decides whom the learner hears.
 
     The first alarm may have other causes than the senders, so the learner then shows that it does not fall alone. From
-    then on a sender is harmful if the learner has learned from it alone since a fall began. An alarm while the learner
-    hears all doubles the rounds of a probation.
+    then on a sender is harmful if the fall most likely began behind a round in which the learner learned from it alone,
+    has learned from no other since, and such falls have enough evidence by themselves. An alarm while the learner hears
+    all doubles the rounds of a probation.
 
     Attributes:
         recipe: with exactly the peers of this swarm.
@@ -131,14 +132,14 @@ class NoRegret(Selection):
         assert self.best_reward is not None
         behind, phase = self.test.behind, self.phase
         now = float(np.mean(self.rewards[-behind:]))
-        suspects = {name for names in self.learned_from[-behind:] for name in names}
+        suspect = self._suspect()
         self.back_to = self.best if self.best_reward > now else -1
         fell = f"round {step}: the reward fell to {now:.2f} since round {step - behind + 1}"
         if phase == "alone":
             fell += " while learning alone, so the learning rate is the first thing to lower"
-        elif self.alarms and len(suspects) == 1:
-            self.harmful[min(suspects)] = step
-            fell += f" while learning from {min(suspects)} alone, so nothing more is learned from {min(suspects)}"
+        elif self.alarms and suspect is not None:
+            self.harmful[suspect] = step
+            fell += f" while learning from {suspect} alone, so nothing more is learned from {suspect}"
         elif self.alarms and phase == "together":
             self.patience *= 2
         if phase == "probation" and self.queue[0] in self.harmful:
@@ -152,6 +153,19 @@ class NoRegret(Selection):
         self.learned_from, self.rewards = [], []
         place = f"{self.own} goes back to step {self.back_to}" if self.back_to >= 0 else f"{self.own} stays"
         self.remarks.append(f"{fell}. {place} and learns alone for {self.left} rounds")
+
+    def _suspect(self) -> str | None:
+        """The sender that alone was learned from when the fall began, and since then; None if that is not certain."""
+        names: set[str] = set()
+        since = 0  # rounds since the first in which nobody but one sender was learned from
+        for back, heard in enumerate(reversed(self.learned_from), 1):
+            if len(names | set(heard)) > 1:
+                break
+            if heard:
+                names, since = set(heard), back
+        # The rewards of a round are older than its learning, so a fall begins at the earliest one round later.
+        certain = self.test.behind <= since and self.test.of_last(since) >= self.threshold
+        return min(names) if names and certain else None
 
     def _next_phase(self, step: int) -> None:
         if self.phase == "probation":
