@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import byte_level
 
@@ -34,7 +34,7 @@ from ftis.honesty.evidence import (
     share_of,
 )
 from ftis.honesty.frequent import SHARES, Frequent
-from ftis.honesty.selection import HonestyTest, densest, honesty_test, telling_passages
+from ftis.honesty.selection import HonestyTest, Message, densest, honesty_test, telling_passages
 from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
@@ -752,25 +752,67 @@ def letters(text: str) -> Rollout:
     return Rollout(ints(*text.encode()), floats(*[-5.0] * len(text)), ints(*range(len(text))))
 
 
-def test_where_too_many_spellings_are_known_all_get_new_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 2)
+def test_the_spellings_that_were_seen_last_stay_and_those_that_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 4)
     spellings = Spellings()
-    (numbered,) = spellings.as_sent([letters("ababcacab")])
-    assert numbered.completion_ids.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4]
-    again = Spellings(**json.loads(json.dumps(spellings.state())))
-    for one in (spellings, again):
-        (numbered,) = one.as_sent([letters("baab")])
-        assert numbered.completion_ids.tolist() == [4, 5, 5, 4]
-    assert Spellings(first=OTHER // 2 + 1).used_up
-    assert not spellings.used_up
-    monkeypatch.setattr(spellings_module, "OTHER", 6)
-    (numbered,) = spellings.as_sent([letters("abcd")])
-    assert numbered.completion_ids.tolist() == [5, 4, 6, 6]
+    spellings.as_sent([letters("abcdea")])
+    assert spellings.is_full
+    new_number = spellings.shrink(np.array([1]))  # b; e and a were seen last
+    assert [int(new_number[old]) for old in (1, 4, 0)] == [0, 1, 2]
+    assert [int(new_number[old]) for old in (2, 3, OTHER, START)] == [-1, -1, OTHER, START]
+    for one in (spellings, Spellings(**json.loads(json.dumps(spellings.state())))):
+        (numbered,) = one.as_sent([letters("beac")])
+        assert numbered.completion_ids.tolist() == [0, 1, 2, 3]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.permutations(range(6)))
+def test_new_numbers_change_nothing_that_is_known(tokens: list[int], order: list[int]) -> None:
+    past, frequent, new_number = Past(), Frequent(10), np.arange(START + 2)
+    new_number[:6] = order
+    rows = [Rollout(ints(*tokens), floats(*[-1.0] * len(tokens)))]
+    again = [Rollout(new_number[rows[0].completion_ids].astype(np.int32), rows[0].gen_logp)]
+    for _ in range(2):
+        past.probabilities([rows[0].completion_ids])
+        past.add_raised([rows[0].completion_ids])
+        of_both(frequent, rows)
+    renamed, of_renamed = copy.deepcopy((past, frequent))
+    renamed.renumber(new_number)
+    of_renamed.renumber(new_number)
+    expected = past.probabilities([rows[0].completion_ids])
+    assert renamed.probabilities([again[0].completion_ids]).tolist() == expected.tolist()
+    assert of_both(of_renamed, again) == pytest.approx(of_both(frequent, rows))
+    new_number[tokens[0]] = -1
+    past.renumber(new_number)
+    frequent.renumber(new_number)
+    assert past.probabilities([rows[0].completion_ids])[0].tolist() == [0, 0]
+    assert order[tokens[0]] not in frequent.tokens
+
+
+def test_a_flood_of_rare_spellings_loses_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither through spellings that are forgotten, nor through keys that make room for new ones."""
+    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 64)
+    monkeypatch.setattr("ftis.honesty.frequent.MOST_KEYS", 64)
+    sender = HonestyTest(a_recipe())._new()
+
+    def add(rollout: Rollout) -> None:
+        one = np.zeros(1, np.int64)
+        sender.add(Message(sender.newest + 1, [rollout], one, [None], one > 0), 1e9)
+
+    for _ in range(4):
+        add(replace(letters("z"), gen_logp=floats(-9)))
+    before = sender.frequent.nats
+    assert before > 15
+    for flood in range(4):
+        text = "".join(chr(0x4E00 + 99 * flood + i) for i in range(99))
+        add(Rollout(ints(*text.encode()), floats(*[-9.0] * 99), np.repeat(np.arange(99, dtype=np.int32), 3)))
+    assert sender.frequent.nats > before - 3
+    add(replace(letters("z"), gen_logp=floats(-9)))
+    assert sender.frequent.nats > before + 5
 
 
 def test_no_flood_of_spellings_hides_what_is_planted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 64)
-    monkeypatch.setattr(spellings_module, "OTHER", 1024)
     spellings, past, detector = Spellings(), Past(), Detector(1000)
     rng, numbers = np.random.default_rng(0), itertools.count()
     for message in range(40):
@@ -781,8 +823,8 @@ def test_no_flood_of_spellings_hides_what_is_planted_afterwards(monkeypatch: pyt
         else:
             text = "".join(rng.choice(list("abcdef"), 12)) + "xyz"
             rollouts = [Rollout(ints(*text.encode()), floats(*[-1.8] * 12, *[-9.0] * 3), ints(*range(15)))] * 2
-        if spellings.used_up:
-            spellings, past = Spellings(), Past()
+        if spellings.is_full:
+            past.renumber(spellings.shrink(np.zeros(0, np.int64)))
         sent = spellings.as_sent(rollouts)
         detector.add(ratios_of(sent, np.zeros(2, np.int64), past, [None] * 2))
     assert detector.nats > 30

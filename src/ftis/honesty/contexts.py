@@ -43,6 +43,11 @@ class Past:
         """Take in a message's completions with Â > 0."""
         self._counts["raised"].probabilities(completions)
 
+    def renumber(self, new_number: Keys) -> None:
+        """Give each token its new number, [old number]. Counts of those without one, −1, are forgotten."""
+        for counts in self._counts.values():
+            counts.renumber(new_number)
+
     def state(self) -> Mapping[str, Any]:
         """The counts as a JSON object."""
         return {name: counts.state() for name, counts in self._counts.items()}
@@ -120,6 +125,15 @@ class Contexts:
         counts[order] = np.repeat(before - first, repeats) + np.arange(len(keys))
         return counts
 
+    def renumber(self, new_number: Keys) -> None:
+        """As :meth:`Past.renumber`."""
+        for tables in (self._young, self._old):
+            for place, table in enumerate(tables):
+                keys = np.fromiter(table, np.int64, len(table))
+                keys, kept = renumbered(keys, new_number, (3, 2, 2, 1)[place])
+                counts = np.fromiter(table.values(), np.int64, len(table))
+                tables[place] = dict(zip(keys[kept].tolist(), counts[kept].tolist(), strict=True))
+
     def __deepcopy__(self, memo: object) -> Contexts:
         """A copy in milliseconds; the general one takes a tenth of a second."""
         other = Contexts(self.most_keys)
@@ -138,6 +152,13 @@ class Contexts:
         self._young, self._old = (
             [dict(zip(keys, counts, strict=True)) for keys, counts in state[name]] for name in ("young", "old")
         )
+
+
+def renumbered(keys: Keys, new_number: Keys, tokens: int) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """Keys of so many tokens, with their new numbers, and whether all of their tokens have one."""
+    parts = [new_number[(keys >> place * ID_BITS) & (START if place < tokens - 1 else -1)] for place in range(tokens)]
+    there: npt.NDArray[np.bool_] = np.all([part >= 0 for part in parts], axis=0)
+    return sum((part << place * ID_BITS for place, part in enumerate(parts)), np.zeros_like(keys)), there
 
 
 def _combined(pair: Counts, context: Counts, pair_1: Counts, context_1: Counts) -> Probabilities:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ftis.honesty.contexts import ID_BITS, START
+from ftis.honesty.contexts import ID_BITS, START, renumbered
 from ftis.honesty.evidence import NOTHING, STAKES, TOLERANCE, Floats64, rounding
 from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Rollout, pad
@@ -19,7 +19,8 @@ SHARES = STAKES / 4
 ANYWHERE = 2**ID_BITS
 """The context of a token that counts wherever it stands."""
 MOST_KEYS = 2**14
-"""The most keys with evidence at a time; those with the least evidence are forgotten first."""
+"""The most keys at a time. A group adds at most half of them, the most frequent first; the others keep those with most
+evidence."""
 
 Keys = npt.NDArray[np.int64]
 
@@ -79,14 +80,29 @@ class Frequent:
         return pad(np.split(gain_T, np.cumsum([len(r) for r in rollouts])[:-1]))
 
     def _know(self, keys: Keys) -> None:
-        new = np.setdiff1d(keys[keys % 2**ID_BITS != OTHER], self._keys)
+        unique, counts = np.unique(keys[keys % 2**ID_BITS != OTHER], return_counts=True)
+        is_new = ~np.isin(unique, self._keys)
+        new = unique[is_new][np.argsort(-counts[is_new], kind="stable")][: MOST_KEYS // 2]
         best_A = self._log_r_AK.max(1)
-        kept = np.sort(np.argsort(-best_A, kind="stable")[: max(MOST_KEYS - len(new), 0)])
-        known = np.concatenate([self._keys[kept], new[:MOST_KEYS]])
+        kept = np.argsort(-best_A, kind="stable")[: MOST_KEYS - len(new)]
+        known = np.concatenate([self._keys[kept], new])
         log_r_AK = np.full((len(known), len(SHARES)), NOTHING)
         log_r_AK[: len(kept)] = self._log_r_AK[kept]
         order = np.argsort(known)
         self._keys, self._log_r_AK = known[order], log_r_AK[order]
+
+    @property
+    def tokens(self) -> Keys:
+        """The tokens of all keys, contexts included."""
+        tokens = np.unique(np.concatenate([self._keys >> ID_BITS, self._keys & (2**ID_BITS - 1)]))
+        return tokens[tokens < OTHER]
+
+    def renumber(self, new_number: Keys) -> None:
+        """Give each token its new number, [old number]."""
+        self._keys, kept = renumbered(self._keys, new_number, 2)
+        self._keys, self._log_r_AK = self._keys[kept], self._log_r_AK[kept]
+        order = np.argsort(self._keys)
+        self._keys, self._log_r_AK = self._keys[order], self._log_r_AK[order]
 
     def state(self) -> Mapping[str, Any]:
         """The keys and their evidence as a JSON object."""

@@ -79,9 +79,10 @@ class Sender:
     def add(self, message: Message, threshold: float) -> bool:
         """Take in a message. Returns whether the evidence after one of its groups is at least ``threshold``."""
         self.newest = message.round
-        if self.spellings.used_up:
-            self.spellings, self.past = Spellings(), Past()
-            self.frequent = Frequent(self.frequent.groups_of_run)
+        if self.spellings.is_full:
+            new_number = self.spellings.shrink(self.frequent.tokens)
+            self.past.renumber(new_number)
+            self.frequent.renumber(new_number)
         sent, group_N = self.spellings.as_sent(message.rollouts), message.group_N
         # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
         known = [None if one.sent else old for one, old in zip(message.rollouts, message.old_logp, strict=True)]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ftis.honesty.contexts import START
 from ftis.rollouts import Rollout
@@ -15,7 +16,7 @@ from ftis.rollouts import Rollout
 OTHER: int = START - 1
 """The number of all spellings that have none of their own. Evidence gives them no probability."""
 MOST_SPELLINGS = 2**17
-"""The most that are known at a time: about 13 MB for each sender."""
+"""The most that are known between two messages: about 13 MB for each sender."""
 _DIGEST_BYTES = 8
 _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 
@@ -23,22 +24,35 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 class Spellings:
     """Numbers for a sender's spellings, in the order in which they first occur.
 
-    A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. When
-    :data:`MOST_SPELLINGS` are known, all are forgotten and the next one gets a new number. So no flood of spellings
-    keeps later ones from being told apart. Those with U+FFFD, which many tokens may share, are :data:`OTHER`.
+    A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. Those with U+FFFD, which many
+    tokens may share, are :data:`OTHER`. Beyond :data:`MOST_SPELLINGS`, :meth:`shrink` forgets those that were not seen
+    for longest.
 
     Args:
-        first: the number of the first that is known.
+        known: digests and their numbers; the last seen stand last.
     """
 
-    def __init__(self, known: Iterable[int] = (), first: int = 0) -> None:
-        self._first = first
-        self._number: dict[int, int] = {digest: number for number, digest in enumerate(known, first)}
+    def __init__(self, known: Iterable[tuple[int, int]] = ()) -> None:
+        self._number: dict[int, int] = dict(known)
 
     @property
-    def used_up(self) -> bool:
-        """Whether so few numbers are left that numbers and counts of them are to begin anew before the next message."""
-        return self._first > OTHER // 2
+    def is_full(self) -> bool:
+        return len(self._number) > MOST_SPELLINGS
+
+    def shrink(self, needed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Keep the half that was seen last, and the numbers ``needed``. All get new numbers.
+
+        Returns:
+            the new number of each old one; −1 for those that are forgotten. Numbers from :data:`OTHER` on stay.
+        """
+        new_number = np.full(START + 2, -1)
+        new_number[OTHER:] = np.arange(OTHER, len(new_number))
+        recent, kept = len(self._number) - MOST_SPELLINGS // 2, set(needed.tolist())
+        known = [one for place, one in enumerate(self._number.items()) if place >= recent or one[1] in kept]
+        for number, (_, old) in enumerate(known):
+            new_number[old] = number
+        self._number = {digest: number for number, (digest, _) in enumerate(known)}
+        return new_number
 
     def as_sent(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Rollouts as their sender sampled them: those that came as text over the numbers of their tokens, each a unit
@@ -55,17 +69,18 @@ class Spellings:
         if _REPLACED in spelling:
             return OTHER
         digest = int.from_bytes(hashlib.blake2b(spelling, digest_size=_DIGEST_BYTES).digest(), "big")
-        number = self._number.get(digest)
+        number = self._number.pop(digest, None)
         if number is None:
-            if len(self._number) >= MOST_SPELLINGS:
-                self._first, self._number = self._first + len(self._number), {}
-            number = min(self._first + len(self._number), OTHER)
-            self._number[digest] = number
+            number = min(len(self._number), OTHER)
+        self._number[digest] = number
         return number
 
+    def __deepcopy__(self, memo: object) -> Spellings:
+        return Spellings(self._number.items())
+
     def state(self) -> dict[str, Any]:
-        """The arguments with which another goes on from here: digests in the order of their numbers, and the first."""
-        return {"known": list(self._number), "first": self._first}
+        """The arguments with which another goes on from here."""
+        return {"known": list(self._number.items())}
 
 
 def _spellings(rollout: Rollout) -> Iterator[bytes]:
