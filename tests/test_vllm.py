@@ -253,13 +253,12 @@ def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def of(sampler: str, differing: dict[str, dict[str, Any]] | None = None, **options: Any) -> Path:
+    def of(sampler: str, differing: dict[str, dict[str, Any]] | None = None, overlap: int = 0, **options: Any) -> Path:
         top = {"output_dir": tmp_path / "runs", "processes": "parallel"}
         peers = {name: keys | (differing or {}).get(name, {}) for name, keys in (("full", peer), ("lora", lora))}
         sampling = {"sampler": sampler, "options": options}
-        recipe = load(
-            write_recipe(tmp_path, peers, top=top, sampling=sampling, training={"rounds": 5, "eval_every": 0})
-        )
+        training = {"rounds": 5, "eval_every": 0, "overlap": overlap}
+        recipe = load(write_recipe(tmp_path, peers, top=top, sampling=sampling, training=training))
         ftis.train(recipe)
         return run_directory(recipe)
 
@@ -330,7 +329,7 @@ def test_a_peer_with_a_server_and_one_without_learn_together(
     model = tiny_model_dir("llama", tie_word_embeddings=train == "lora", **FITS_VLLM)
     with serving(model, free_port(), *(LORA_SERVER if train == "lora" else [])) as url:
         (tmp_path / "url").write_text(url)
-        directory = run("samplers_here.one_served", {train: {"model": model}}, train=train)
+        directory = run("samplers_here.one_served", {train: {"model": model}}, overlap=1, train=train)
     for name in ("full", "lora"):
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

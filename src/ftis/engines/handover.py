@@ -38,7 +38,7 @@ Drawn = TypeVar("Drawn")
 
 CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
 """The number of completions of a draw that the learner scores, and the most tokens of each."""
-SHORT = 32
+SHORT = 8
 """Their tokens before a draw beside the learner, which cannot be scored once it has learned."""
 FINEST = 1e-6
 """Log-probabilities in float32 that differ by less are equal."""
@@ -107,7 +107,7 @@ class Copied(Sampler):
 
     Attributes:
         gap: root mean square of log π_engine − log π_θ, in nats, at the latest check; 0 before the first.
-        waited: seconds for which the last new weights waited for a draw of :meth:`start`.
+        drew, waited: seconds that the last draw of :meth:`start` took, and that new weights waited for its end.
     """
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
@@ -124,7 +124,7 @@ class Copied(Sampler):
         self._checked: set[Decoding] = set()
         self._seen: CheckedRows | None = None
         self._drawing: Future[Any] | None = None
-        self.waited = 0.0
+        self.drew = self.waited = 0.0
 
     @property
     def beside(self) -> bool:
@@ -143,8 +143,14 @@ class Copied(Sampler):
             short = replace(decoding, max_completion_length=min(SHORT, decoding.max_completion_length))
             self(policy, [prompt], CHECKED_ROLLOUTS, short, 0)
             self._checked.add(decoding)
+
+        def timed() -> Drawn:
+            began, drawn = time.monotonic(), draw()
+            self.drew = time.monotonic() - began
+            return drawn
+
         threads = ThreadPoolExecutor(1, thread_name_prefix="draw")
-        self._drawing = drawing = threads.submit(draw)
+        self._drawing = drawing = threads.submit(timed)
         threads.shutdown(wait=False)
         return drawing
 

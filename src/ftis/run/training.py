@@ -117,15 +117,16 @@ class Trainer:
                 member.cursor = replace(member.cursor, step=round)
                 outgoing = peer.begin(round)
                 offer(outgoing)
-                beside = None
+                beside, began = None, time.monotonic()
                 if training.overlap and round + 1 < training.rounds:
                     beside = self.sample_ahead(round + 1)
+                started = time.monotonic() - began
                 collected = yield outgoing
                 if collected is None:
                     raise Stopped
                 record = peer.finish(round, collected)
                 if beside is not None:
-                    self.take(round + 1, beside.result(), record)
+                    self.take(round + 1, beside.result(), record, started)
                 self.go_back()  # before anybody copies the weights
                 self.record(record, say)
                 self.report_guard(say)
@@ -161,13 +162,20 @@ class Trainer:
         )
         return drawing
 
-    def take(self, round: int, groups: Sequence[Group], record: RoundRecord) -> None:
-        """Score groups that were drawn while the peer learned; ``record`` tells waiting for them from learning."""
+    def take(self, round: int, groups: Sequence[Group], record: RoundRecord, started: float) -> None:
+        """Score groups that were drawn while the peer learned.
+
+        Args:
+            record: of the round before. The seconds for which it stood still for the draw count as sampling.
+            started: seconds until the draw went on by itself.
+        """
         peer, sampler, began = self.peer, cast(Any, self.peer.sampler), time.monotonic()
         own = [peer.member.admitter.score_group(group) for group in groups]
         peer.ahead = Drawn(round, own, 1, time.monotonic() - began)
+        record.metrics["time/wait"] -= started
         record.metrics["time/update"] -= sampler.beside.waited
-        record.metrics["time/sample"] += sampler.beside.waited
+        record.metrics["time/sample"] += started + sampler.beside.waited
+        record.metrics["time/draw"] = sampler.beside.drew
 
     @property
     def guard(self) -> NoRegret | None:

@@ -148,7 +148,7 @@ def _megabytes(count: float) -> str:
 
 
 def _tokens_per_second(rows: Sequence[RoundRow]) -> str:
-    seconds = sum(row.measures.get("time/sample", 0.0) for row in rows[1:])
+    seconds = sum(row.measures.get("time/draw") or row.measures.get("time/sample", 0.0) for row in rows[1:])
     first, last = (row.measures.get("tokens_sampled") for row in (rows[0], rows[-1]))
     return amount((last - first) / seconds) if seconds and first is not None and last is not None else "–"
 

@@ -258,8 +258,8 @@ class Display:
             notes["signal"] = f"{1 - metrics['frac_reward_zero_std']:.0%}"
         before = self._tokens.get(name, 0 if metrics["step"] == 1 else None)
         self._tokens[name] = metrics.get("tokens_sampled", 0)
-        if before is not None and metrics.get("time/sample"):
-            notes["tokens/s"] = f"{(self._tokens[name] - before) / metrics['time/sample']:,.0f}"
+        if before is not None and (seconds := metrics.get("time/draw") or metrics.get("time/sample")):
+            notes["tokens/s"] = f"{(self._tokens[name] - before) / seconds:,.0f}"
         return notes
 
     def _round_line(self, name: str, state: Standing, metrics: Mapping[str, Any], tokens_per_second: str | None) -> str:
