@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,9 +86,12 @@ def test_what_is_written_trains_as_it_is(models: list[str], reward: str, capsys:
     assert "mine/recipe.toml" in capsys.readouterr().err
 
 
-def test_a_mistake_leaves_nothing_behind(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_leaves_nothing_behind(
+    models: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     long = [*SUMS, {"problem": "what is 1+1 " * 30, "result": 2}]  # more than the model's positions
-    assert ftis("new", "a/b", *models, "--problems", write(long)) == 1
+    assert ftis("new", "a/b", *models, "--problems", write(long), "--reward", "own") == 1
     assert "positions" in capsys.readouterr().err
     assert not Path("a").exists()
     assert ftis("new", "a", *models) == 2  # no terminal to ask on
@@ -109,3 +114,7 @@ def test_starters_are_asked_as_they_learned(tmp_path: Path, monkeypatch: pytest.
     written = tomllib.loads(Path("mine/recipe.toml").read_text())
     assert written["prompt"]["template"] == "{question}="
     assert written["reward"]["extract"] == "tags"
+    assert ftis("new", "own", "--model", "starter:small", "--problems", write(rows), "--reward", "own") == 0
+    reward = runpy.run_path("own/own_reward.py")["reward"]
+    texts = ["<answer>7</answer>", "so it is 7.", "<answer>17</answer>", ""]
+    assert reward(["3+4"] * 4, texts, [[]] * 4, ["7"] * 4) == [1.0, 1.0, 0.0, 0.0]

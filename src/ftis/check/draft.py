@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ def begin(
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)
+        shutil.rmtree(directory / "__pycache__", ignore_errors=True)  # of the reward, which was tried
         while directory.absolute() != before:
             directory.rmdir()
             directory = directory.absolute().parent
@@ -168,6 +170,8 @@ def _stub(name: str, problems: Problems) -> str:
 
 STUB = '''"""The reward of {name}. Edit it; ftis preflight shows what completions earn."""
 
+import re
+
 
 def reward(prompts, completions, completion_ids, answer, **columns):
     """One number for each completion of a problem: the more, the better.
@@ -179,8 +183,9 @@ def reward(prompts, completions, completion_ids, answer, **columns):
 
 
 def ends_with(completion, right):
-    """Whether a completion ends with the answer, as "so it is 7." with 7."""
-    return f" {{' '.join(completion.split()).rstrip('.')}}".endswith(f" {{right}}")
+    """Whether a completion ends with the answer, as "so it is <answer>7</answer>." with 7."""
+    words = re.sub("<[^>]*>", " ", completion).split()
+    return f" {{' '.join(words).rstrip(' .')}}".endswith(f" {{right}}")
 '''
 
 
