@@ -24,7 +24,7 @@ MEASURING = "measuring the memory of an update"
 
 @contextmanager
 def busy(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show what a command does before it prints results: a spinner on a terminal, elsewhere lines on stderr.
+    """Show what a command does before it prints results: by a spinner on a terminal, elsewhere in lines.
 
     Yields:
         a function that takes the next thing it does.
@@ -33,8 +33,8 @@ def busy(doing: str) -> Iterator[Callable[[str], None]]:
         with console.status(doing) as status:
             yield status.update
     else:
-        errors.print(f"{doing} …")
-        yield lambda text: errors.print(f"{text} …")
+        console.print(f"{doing} …")
+        yield lambda text: console.print(f"{text} …")
 
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, as recipes/demo.toml.", show_default=False)]
