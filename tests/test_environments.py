@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ftis.config import PromptConfig, RecipeError
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import Calculator, calculated
 from ftis.environments.contract import open_environment
-from ftis.environments.play import MARK, Player, _require_tools
+from ftis.environments.play import MARK, OVERDUE, Player, _require_tools
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
@@ -409,6 +410,25 @@ def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     outcome = admitted(player("toys_of_turns.Endless"), "1$7$", "1$7$")
     assert only(outcome).reason == Reason.UNSCORED
     assert "limits" in only(outcome).detail
+
+
+def test_a_turn_that_takes_too_long_fails_its_episode_alone() -> None:
+    (scored,) = admitted(player("toys_of_turns.Stuck"), "5$0$", "5$7$").admitted
+    assert scored.completions == (f"5\n> 5!\n0\n> {OVERDUE}\n", "5\n> 5!\n7")
+    assert scored.rewards == (0.0, 0.5)
+    assert only(admitted(player("toys_of_turns.Stuck"), "0$7$", "7$")).reason == Reason.UNPLAYABLE
+
+
+def test_a_seed_is_of_the_run_and_the_problem_and_only_for_those_that_take_one() -> None:
+    def drawn(path: str, of_run: int, item: int, **columns: Any) -> str:
+        environment = dataclasses.replace(open_environment(path, apart=False), seed=of_run)
+        return environment.play(Prompt(item, "3+4", "7", columns), ()).observation
+
+    dice = partial(drawn, "toys_of_turns.Dice")
+    assert dice(1, 2) == dice(1, 2)
+    assert len({dice(seed, item) for seed in range(2) for item in range(2)}) == 4
+    assert dice(1, 2, seed=5) == "5."
+    assert drawn("toys_of_turns.Echo", 1, 2) == "?"
 
 
 def test_an_environment_that_a_program_gives_plays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,3 +77,26 @@ class Flood(Echo):
         if text == "0":
             raise ValueError("x" * 10**5)
         return "x" * 10**5
+
+
+class Stuck(Echo):
+    """Never answers one text."""
+
+    def reply(self, text: str) -> str | None:
+        while text == "0":
+            pass
+        return super().reply(text)
+
+    def get_reward(self) -> float:
+        return 0.5
+
+
+class Dice:
+    """Answers with a number that its seed gives."""
+
+    def reset(self, question: str, seed: int) -> str:
+        self.drawn = seed % 1000
+        return f"{self.drawn}."
+
+    def reply(self, text: str) -> str | None:
+        return None if text == str(self.drawn) else str(self.drawn)

@@ -2,8 +2,9 @@
 
 Both are a class, made without arguments and used again after ``reset``:
 
-- ``reset(**row)`` begins an episode. The row holds the problem's columns, with ``question`` and ``answer``. A text that
-  it returns is appended to the question.
+- ``reset(**row)`` begins an episode. The row holds the problem's columns, with ``question`` and ``answer``; a parameter
+  ``seed`` gets a number of the run and the problem, the same for all peers. A text that it returns is appended to the
+  question.
 - Public methods are tools, described by type hints and a docstring in Google's style. The model's chat template writes
   them. Or ``reply(text) -> str | None`` answers a turn as text; None ends the episode.
 - ``get_reward() -> float`` is asked at the end. Without it the recipe's reward function scores the whole completion.
@@ -18,11 +19,15 @@ import inspect
 import json
 import math
 import re
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ftis.config import RecipeError
 from ftis.episodes import EpisodeError
@@ -33,9 +38,15 @@ from ftis.seams import ENVIRONMENTS, GIVEN, look_up
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 """A call as Qwen, SmolLM3 and Hermes write it: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
 NO_TOOLS = {"reset", "reply", "get_reward", "close"}
+TURN_SECONDS, TURN_WAITS = 1.0, 20.0
+"""The most processor seconds, and the most seconds by the clock, that an environment's process takes for a turn."""
 
 Message = dict[str, Any]
 """A message of a chat template: role and content."""
+
+
+class OverdueError(BaseException):
+    """A turn took too long. No ``except Exception`` of an environment catches it."""
 
 
 class Transcript(NamedTuple):
@@ -45,11 +56,13 @@ class Transcript(NamedTuple):
         observation: the text that ``reset`` appends to the question.
         answers: the messages that answer each turn, up to the first turn without any, which ends the episode.
         reward: after the last of these turns; None if the environment gives none.
+        overdue: whether the last of these turns took too long. It has no answer, and the environment's reward is 0.
     """
 
     observation: str
     answers: list[list[Message]]
     reward: float | None
+    overdue: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,12 +73,16 @@ class Environment:
         path: its dotted path.
         tools: its public methods by name; empty for one with ``reply``.
         helper: the process in which it plays; None: this one.
+        limited: whether this process has a limit for each turn, as a helper has.
+        seed: the run's.
     """
 
     path: str
     instance: Any
     tools: Mapping[str, Callable[..., Any]]
     helper: Helper | None = None
+    limited: bool = False
+    seed: int = 0
 
     @property
     def owns_reward(self) -> bool:
@@ -81,7 +98,9 @@ class Environment:
         Raises:
             EpisodeError: a method raised, returned something else, or took too long.
         """
-        row = {**prompt.columns, "question": prompt.question, "answer": prompt.answer}
+        row: dict[str, Any] = {**prompt.columns, "question": prompt.question, "answer": prompt.answer}
+        if "seed" in inspect.signature(self.instance.reset).parameters and "seed" not in row:
+            row["seed"] = int(np.random.SeedSequence((self.seed, prompt.item)).generate_state(1)[0])
         if self.helper is None:
             return self.play_here(row, turns, most)
         found = self.helper.ask({"row": row, "turns": list(turns), "most": most})
@@ -99,9 +118,13 @@ class Environment:
         parameters = inspect.signature(self.instance.reset).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             row = {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
-        observation, answers = self._text("reset", self.instance.reset, **row) or "", []
+        observation, answers = self._text("reset", self.instance.reset, **row) or "", list[list[Message]]()
         for turn in turns:
-            found = self._answers(turn)
+            try:
+                with self._in_time():
+                    found = self._answers(turn)
+            except OverdueError:
+                return Transcript(observation, [*answers, []], 0.0 if self.owns_reward else None, overdue=True)
             answers.append(found if sum(len(one["content"]) for one in found) <= most else [])
             if not answers[-1]:
                 break
@@ -111,6 +134,29 @@ class Environment:
         if reward is not None and not math.isfinite(reward):
             raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward}; return a finite number")
         return Transcript(observation, answers, reward if reward is None else float(reward))
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Stop a turn that takes too long. A call into a library that does not return ends with its process.
+
+        Raises:
+            OverdueError: the turn took too long.
+        """
+        timers = ("VIRTUAL", "SIGVTALRM", TURN_SECONDS), ("REAL", "SIGALRM", TURN_WAITS)
+
+        def ring(number: int, frame: object) -> None:
+            raise OverdueError
+
+        def wind(on: bool) -> None:
+            for timer, name, seconds in timers if self.limited and hasattr(signal, "setitimer") else ():
+                signal.signal(getattr(signal, name), ring)
+                signal.setitimer(getattr(signal, f"ITIMER_{timer}"), seconds if on else 0.0)
+
+        wind(True)
+        try:
+            yield
+        finally:
+            wind(False)
 
     def _answers(self, text: str) -> list[Message]:
         if self.tools:
@@ -188,7 +234,7 @@ def tools_of(instance: Any) -> dict[str, Callable[..., Any]]:
 def load() -> Judge:
     """The work of the helper's process: playing episodes of the environment that its arguments name."""
     sys.path += [place for place in sys.argv[3:] if place not in sys.path]
-    environment = open_environment(sys.argv[2], apart=False)
+    environment = replace(open_environment(sys.argv[2], apart=False), limited=True)
 
     def played(request: dict[str, Any]) -> dict[str, Any]:
         try:

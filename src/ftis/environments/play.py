@@ -23,6 +23,8 @@ from ftis.text.turns import turn_stops
 
 MARK = "the model's turn"
 """A placeholder of a turn, behind which the chat template's text is found."""
+OVERDUE = "no answer in time"
+"""Stands in a completion's text for the answer to a turn that took the environment too long."""
 LETTERS = 64
 """The most characters of an answer, for each token of a completion. A longer one has no room, and is not tokenised."""
 
@@ -200,6 +202,8 @@ class Player:
             if used > room and not heard:
                 raise UnplayableError(f"the completion has more than {room} tokens with its environment's answers")
             parts.append(turn.text)
+            if transcript.overdue and number + 1 == len(transcript.answers):
+                parts.append(_quoted(OVERDUE))
             if heard and number + 1 == len(turns):
                 break
             answers = transcript.answers[number] if number < len(transcript.answers) else []
@@ -281,7 +285,7 @@ def player_of(task: TaskConfig, recipe: Recipe, policy: Policy) -> Player | None
     """
     if task.environment is None:
         return None
-    environment, sampling = open_environment(task.environment), recipe.sampling
+    environment, sampling = replace(open_environment(task.environment), seed=recipe.seed), recipe.sampling
     player = Player(
         environment,
         recipe.prompt,

@@ -17,7 +17,7 @@ import numpy as np
 from trl.chat_template_utils import parse_response
 
 from ftis.config import Recipe
-from ftis.environments.contract import Environment, Message, open_environment, tools_of
+from ftis.environments.contract import Message, open_environment, tools_of
 from ftis.environments.play import Played, Player
 from ftis.rollouts import Prompt, Rollout
 from ftis.seams import ENVIRONMENTS, look_up
@@ -79,7 +79,7 @@ class Stage:
         Raises:
             EpisodeError: the environment raises, or answers otherwise than before.
         """
-        here = Environment(self.player.environment.path, environment, tools_of(environment))
+        here = replace(self.player.environment, instance=environment, tools=tools_of(environment), helper=None)
         return replace(self.player, environment=here).again(prompt, rollout)
 
     def messages(self, prompt_ids: Sequence[int], rollout: Rollout, played: Played) -> list[Message]:
