@@ -179,12 +179,13 @@ def main() -> None:
                     json.dumps({"overlap": overlap, "sample": sample, "learn": learn, **server(overlap, sample, learn)})
                 )
             continue
-        for case, found in (
-            ("1:2:3", swarm(overlap, slower, **{"network.quorum": 2})),
-            ("1:2:3 elastic", swarm(overlap, slower, **{"network.quorum": 1, "network.patience": 1})),
-            ("uneven", swarm(overlap, alike, uneven="true", **{"network.quorum": 2})),
+        lockstep, elastic = {"network.quorum": 2}, {"network.quorum": 1, "network.patience": 1}
+        for case, seconds, settings in (
+            ("1:2:3", slower, lockstep),
+            ("1:2:3 elastic", slower, elastic),
+            ("uneven", alike, lockstep | {"uneven": "true"}),
         ):
-            print(json.dumps({"overlap": overlap, "case": case, **found}), flush=True)
+            print(json.dumps({"overlap": overlap, "case": case, **swarm(overlap, seconds, **settings)}), flush=True)
 
 
 if __name__ == "__main__":
