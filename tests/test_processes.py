@@ -270,12 +270,20 @@ def test_a_dry_run_counts_a_shared_base_once(
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "limit", "best", "kept"),
-    [(12, 12, 2, True, 1), (12, 5, 2, False, 2), (12, 5, 2, True, 3), (12, 5, 9, False, 3), (5, 10, 2, False, 1)],
+    ("rounds", "every", "limit", "best", "no_regret", "kept"),
+    [
+        (12, 12, 2, True, 0, 1),
+        (12, 5, 2, False, 0, 2),
+        (12, 5, 2, True, 0, 3),
+        (12, 5, 9, False, 0, 3),
+        (5, 10, 2, False, 0, 1),
+        (12, 5, 2, False, 0.1, 4),
+        (2, 1, 2, False, 0.1, 2),
+    ],
 )
-def test_checkpoints_kept(rounds: int, every: int, limit: int, best: bool, kept: int) -> None:
-    training = {"rounds": rounds, "save_every": every, "save_total_limit": limit, "eval_every": every}
-    training["load_best_model_at_end"] = best
+def test_checkpoints_kept(rounds: int, every: int, limit: int, best: bool, no_regret: float, kept: int) -> None:
+    training: dict[str, Any] = {"rounds": rounds, "save_every": every, "save_total_limit": limit, "eval_every": every}
+    training |= {"load_best_model_at_end": best, "no_regret": no_regret}
     assert checkpoints_kept(recipe_of({"model": "m"}, training=training).training) == kept
 
 

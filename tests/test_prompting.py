@@ -83,6 +83,21 @@ def test_a_prompt_longer_than_the_model_is_refused_before_the_run(tiny_model_dir
         look_at_prompts(arms_of(fitting), [[task]])
 
 
+@pytest.mark.parametrize(
+    ("positions", "environment"), [(62, None), (62, "toys_of_turns.Echo"), (63, "toys_of_turns.Echo")]
+)
+def test_the_text_of_an_environment_counts(
+    positions: int, environment: str | None, tiny_model_dir: TinyModelDir
+) -> None:
+    """The longest prompt has 42 tokens, and the environment appends one to the question."""
+    recipe = recipe_of(tiny_model_dir(max_position_embeddings=positions))
+    recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": environment})})
+    if positions == 62 and environment:
+        assert "its prompt has 43 tokens" in refused(recipe, task_of(*QUESTIONS))
+    else:
+        assert look_at_prompts(arms_of(recipe), [[task_of(*QUESTIONS)]]) == []
+
+
 def test_prompts_are_looked_at_once(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     (arm,), loaded = arms_of(recipe_of(tiny_model_dir())), list[str]()
 

@@ -281,9 +281,10 @@ def too_much_for(directory: str, needed: int) -> str:
 
 
 def checkpoints_kept(training: TrainingConfig) -> int:
-    """The most checkpoints that a peer has at the end: one is saved after the last round too."""
+    """The most checkpoints that a peer has: one is saved after the last round too, and two for the no-regret test."""
     kept = training.save_total_limit + training.load_best_model_at_end
-    return min(kept, math.ceil(training.rounds / training.save_every))
+    of_guard = 2 if training.no_regret else 0
+    return min(min(kept, math.ceil(training.rounds / training.save_every)) + of_guard, training.rounds)
 
 
 def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:

@@ -66,6 +66,7 @@ class Memory:
         microbatches: of an optimiser step.
         activations: the part of ``update`` that is in proportion to its tokens, nearly.
         share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
+        going_back: the checkpoint to which the no-regret test goes back, on a CPU. It is unlikely.
         reuses: whether an update takes the place of what sampling freed. A large model's peer gives that back to the
             system after each turn, as far as the allocator can: likely, and not certain.
     """
@@ -79,6 +80,7 @@ class Memory:
     microbatches: int
     activations: int = 0
     share: float = 1.0
+    going_back: int = 0
     reuses: bool = False
 
     def likely(self, times: float = 1.0) -> Memory:
@@ -90,7 +92,7 @@ class Memory:
         microbatches = self.microbatches * share
         spared = int(self.activations * (1 - min(1.0, microbatches)))
         update, parts = self.update - spared, math.ceil(microbatches)
-        return replace(self, update=update, microbatches=parts, activations=0, share=1.0, reuses=True)
+        return replace(self, update=update, microbatches=parts, activations=0, share=1.0, going_back=0, reuses=True)
 
     @property
     def peak(self) -> int:
@@ -99,7 +101,7 @@ class Memory:
         if self.reuses:
             working = max(updating, self.sampling + self.gradients)
         else:
-            working = self.sampling + max(updating, self.gradients)
+            working = max(self.sampling + max(updating, self.gradients), self.going_back + self.gradients)
         return self.program + self.weights + self.moments + working
 
 
@@ -156,16 +158,18 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     kept = one.size + (layers - 1) * (two.size - one.size)
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
+    weights, moments = _weights(shape, peer, ends), shape.trained * MOMENT_BYTES[peer.optim]
     return Memory(
         program=0 if device.type == "cuda" else program,
-        weights=_weights(shape, peer, ends) + _reference(shape, swarm, peer),
-        moments=shape.trained * MOMENT_BYTES[peer.optim],
+        weights=weights + _reference(shape, swarm, peer),
+        moments=moments,
         gradients=shape.trained * FLOAT,
         update=kept + head + head_gradient,
         sampling=cache + copied,
         microbatches=two.microbatches,
         activations=kept,
         share=likely_signal(len(prompt_lengths), swarm.training.rounds) * two.likely_length,
+        going_back=weights + moments if swarm.training.no_regret and device.type == "cpu" else 0,
     )
 
 

@@ -89,6 +89,15 @@ class Environment:
         """Whether it gives the reward itself, so that no reward function is asked."""
         return hasattr(self.instance, "get_reward")
 
+    def begun(self, prompt: Prompt) -> Prompt:
+        """A problem as its episode begins: ``reset``'s text behind the question."""
+        return replace(prompt, question=prompt.question + self.play(prompt, ()).observation)
+
+    def stop(self) -> None:
+        """End its process. It is used no more."""
+        if self.helper is not None:
+            self.helper.stop()
+
     def play(self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize) -> Transcript:
         """Play an episode from its beginning: the texts of the model's turns.
 

@@ -88,7 +88,7 @@ class Player:
         Args:
             todays: as :func:`~ftis.tasks.rendering.render_prompt` takes it.
         """
-        begun = replace(prompt, question=prompt.question + self.environment.play(prompt, ()).observation)
+        begun = self.environment.begun(prompt)
         return render_prompt(begun, self.config, self.tokenizer, todays, list(self.environment.tools.values()))
 
     def go_on(
@@ -138,8 +138,7 @@ class Player:
 
     def close(self) -> None:
         """End the environment's process."""
-        if self.environment.helper is not None:
-            self.environment.helper.stop()
+        self.environment.stop()
 
     def again(self, prompt: Prompt, rollout: Rollout) -> Played:
         """Play a rollout's drawn tokens, and compare the answers with those that it has from before, if any.

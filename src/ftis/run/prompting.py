@@ -14,6 +14,7 @@ from ftis.config import PromptConfig, Recipe, RewardConfig
 from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
 from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
+from ftis.environments.contract import open_environment
 from ftis.models import starters
 from ftis.policy import own_ends, positions_of
 from ftis.prompts import Task
@@ -21,10 +22,12 @@ from ftis.recipe.arms import Arm, RunError
 from ftis.rewards.scoring import is_built_in
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import excerpt
-from ftis.tasks.rendering import chat_text, conversation, is_chat, prompt_text, render_prompt
+from ftis.tasks.rendering import Tool, chat_text, conversation, is_chat, prompt_text, render_prompt
 
 SPECIAL = 16
 """Tokens of a prompt that may stand for no text: those that a tokenizer or a chat template adds."""
+MOST_BEGUN = 64
+"""Problems of a task whose episodes are begun to see their prompts: those with the longest questions."""
 ANSWER = "ANSWER"
 """A stand-in for a completion, behind which a turn's end is looked for."""
 
@@ -59,7 +62,8 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         tokenizer, most = load_tokenizer(place), recipe.sampling.max_completion_length
         check_stop(recipe.sampling.stop, tokenizer, models[0])
         _require_tags(models[0], recipe, tokenizer)
-        require_fit(models[0], place, recipe.prompt, most, tokenizer, list(_problems(of_arm)))
+        for tools, problems in _begun(recipe, of_arm):
+            require_fit(models[0], place, recipe.prompt, most, tokenizer, problems, tools)
         lines += [f"{', '.join(models)}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
     return list(dict.fromkeys(lines))
 
@@ -73,12 +77,26 @@ def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> lis
     return [text for text in found if text]
 
 
-def _problems(tasks: Sequence[Task]) -> Iterator[tuple[str, Prompt]]:
-    """All problems that prompts are made of, each with its name in messages."""
-    for n, task in enumerate(tasks):
-        for split, problems in (("training", task.train if n == 0 else ()), ("validation", task.validation)):
-            for problem in problems:
-                yield f"task {task.name!r}, {split} problem {problem.item}", problem
+def _begun(recipe: Recipe, tasks: Sequence[Task]) -> Iterator[tuple[list[Tool], list[tuple[str, Prompt]]]]:
+    """Of each environment, and of none: its tools, and the problems as its episodes begin, each with its name."""
+    plain: list[tuple[str, Prompt]] = []
+    for n, (config, task) in enumerate(zip((recipe.task, *recipe.ood), tasks, strict=True)):
+        of_task = [
+            (f"task {task.name!r}, {split} problem {problem.item}", problem)
+            for split, problems in (("training", task.train if n == 0 else ()), ("validation", task.validation))
+            for problem in problems
+        ]
+        if config.environment is None:
+            plain += of_task
+            continue
+        longest = sorted(of_task, key=lambda named: -len(named[1].question))[:MOST_BEGUN]
+        environment = open_environment(config.environment)
+        try:
+            begun = [(name, environment.begun(problem)) for name, problem in longest]
+        finally:
+            environment.stop()
+        yield list(environment.tools.values()), begun
+    yield [], plain
 
 
 def _require_tags(model: str, recipe: Recipe, tokenizer: Any) -> None:
@@ -99,13 +117,20 @@ def _asks_for_tags(reward: RewardConfig) -> bool:
 
 
 def require_fit(
-    model: str, place: str, prompt: PromptConfig, most: int, tokenizer: Any, problems: Sequence[tuple[str, Prompt]]
+    model: str,
+    place: str,
+    prompt: PromptConfig,
+    most: int,
+    tokenizer: Any,
+    problems: Sequence[tuple[str, Prompt]],
+    tools: Sequence[Tool] = (),
 ) -> None:
     """Refuse prompts that a model cannot take with a completion of ``most`` tokens.
 
     Args:
         place: the directory or Hub id of the model.
         problems: each with its name in messages.
+        tools: an environment's, which the chat template describes.
 
     Raises:
         TaskError, RunError: as :func:`look_at_prompts`.
@@ -113,15 +138,19 @@ def require_fit(
     positions, rows = _size(place, tokenizer)
     without = [token for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows]
     for _, problem in problems if without else ():
-        text = prompt_text(problem, prompt, tokenizer)
+        text = prompt_text(problem, prompt, tokenizer, tools=tools)
         if lost := [token for token in without if token in text]:
             raise RunError(
                 f"{model} has no embedding of {lost[0]!r}, which the prompts hold: resize its embeddings "
                 f"(model.resize_token_embeddings), or write prompts without it"
             )
     room = (positions or sys.maxsize) - most
-    candidates = _long(problems, prompt, tokenizer, room)
-    longest = [(n, *named) for named in candidates if (n := len(render_prompt(named[1], prompt, tokenizer))) > room]
+
+    def length(problem: Prompt) -> int:
+        return len(render_prompt(problem, prompt, tokenizer, tools=tools))
+
+    candidates = _long(problems, prompt, tokenizer, room, tools)
+    longest = [(n, *named) for named in candidates if (n := length(named[1])) > room]
     if longest:
         tokens, name, problem = max(longest, key=lambda found: found[0])
         raise RunError(
@@ -132,7 +161,7 @@ def require_fit(
 
 
 def _long(
-    problems: Sequence[tuple[str, Prompt]], prompt: PromptConfig, tokenizer: Any, most: int
+    problems: Sequence[tuple[str, Prompt]], prompt: PromptConfig, tokenizer: Any, most: int, tools: Sequence[Tool]
 ) -> list[tuple[str, Prompt]]:
     """The problems whose prompts may have more than ``most`` tokens: a token stands for a byte at least.
 
@@ -146,7 +175,7 @@ def _long(
         return len(text.encode("utf-8", "replace"))
 
     first = problems[0][1]
-    around = size(prompt_text(first, prompt, tokenizer)) - times * size(first.question) + SPECIAL
+    around = size(prompt_text(first, prompt, tokenizer, tools=tools)) - times * size(first.question) + SPECIAL
     return [(name, problem) for name, problem in problems if around + times * size(problem.question) > most]
 
 

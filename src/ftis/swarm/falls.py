@@ -18,13 +18,13 @@ LEVELS = np.linspace(0, 1, 101)
 LONGEST = 256
 """The most rounds that a change may lie back."""
 LEAST_GROUPS, LEAST_ROUNDS = 32, 4
-"""The shorter window before a change has at least so many groups, and so many rounds."""
+"""The shortest window before a change has at least so many groups, and so many rounds."""
 GAPS = (0, 1, 2, 4, 8)
-"""Rounds between a window and a change, in shorter windows: a slow fall shows beside a peak that lies back."""
+"""Rounds between a window and a change, in shortest windows: a slow fall shows beside a peak that lies back."""
 
 
 def shortest_window(groups: int) -> int:
-    """Rounds of the shorter window before a change, if a round has ``groups`` groups."""
+    """Rounds of the shortest window before a change, if a round has ``groups`` groups."""
     return max(LEAST_ROUNDS, math.ceil(LEAST_GROUPS / groups))
 
 
@@ -37,11 +37,11 @@ class FallTest:
         e_cwg = min_m  mean_λ Π_A (1 + λ (X − μ)) exp(λ (μ − m))
                     · mean_f Π_B (1 − f + f (1 − X)/(1 − m + margin))
 
-    μ is the mean reward of the rounds before. The evidence is Σ_c mean_wg e_cwg, over two windows and :data:`GAPS`.
+    μ is the mean reward of the rounds before. The evidence is Σ_c mean_wg e_cwg, over three windows and :data:`GAPS`.
 
     Args:
         margin: as a part of the range of rewards, above 0.
-        shortest: the shorter of two windows w, in rounds; the other is three times as long.
+        shortest: the shortest of three windows w, in rounds; each is three times as long as the one before.
 
     Attributes:
         low, high: the range of rewards.
@@ -51,7 +51,7 @@ class FallTest:
     """
 
     def __init__(self, margin: float, shortest: int) -> None:
-        self.margin, self.windows = margin, (shortest, 3 * shortest)
+        self.margin, self.windows = margin, (shortest, 3 * shortest, 9 * shortest)
         self.least, self.low, self.high = math.inf, -math.inf, -math.inf
         self.rounds: list[list[float]] = []
         self._bets: list[Floats64] = []  # of each round: log Π (1 − f + f (1 − X)/(1 − m + margin)), [f, m]
