@@ -53,7 +53,7 @@ from ftis.records.events import Stopped, unheard
 from ftis.records.files import InUseError, locked, read_jsonl
 from ftis.records.plan import read_provenance
 from ftis.records.writing import read_rollouts
-from ftis.rollouts import Group, Observed, Prompt, ScoredGroup, collate
+from ftis.rollouts import Group, Observed, Prompt, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.runs import peer_lock
 from ftis.run.training import Trainer
@@ -637,6 +637,25 @@ def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Pat
     for message, coins in told:  # reward functions see the episode and the environment at its end
         assert (message["role"], message["name"]) == ("tool", "earn")
         assert coins >= int(message["content"].removesuffix(" coins"))
+
+
+def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tuple[Path, Any], tmp_path: Path) -> None:
+    model, tokenizer = caller
+    recipe = of_episodes(1, prompt={"template": "{question}"})
+    recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Stone"})})
+    args = config(tmp_path, max_completion_length=96, save_strategy="no")
+    trainer = trainer_of(model, args, recipe, reward=None, processing_class=tokenizer)
+    stage, problem = trainer._stage, trainer.member.task.train[0]
+    begins = tokenizer.decode(trainer.member.prompt_ids[0]).partition("<|im_end|>")[0][-1]
+    (row,) = trainer._rows([0])
+    environment = stage.environments(1)[0]
+    assert environment.reset(**row) == f" {begins}"  # as TRL resets it
+    calls = {n: json.dumps({"name": "earn", "arguments": {"coins": n}}) for n in (1, 10)}
+    for last, overdue, reward in ((1, False, int(begins) + 2.0), (10, True, 0.0), (1, False, int(begins) + 2.0)):
+        text = "".join(f"<tool_call>{calls[n]}</tool_call><|im_end|>" for n in (1, last))
+        ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        played = stage.finished(environment, problem, Rollout(ids, np.zeros(len(ids), np.float32)))
+        assert (played.overdue, environment.get_reward(), played.reward or reward) == (overdue, reward, reward)
 
 
 def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_path: Path) -> None:

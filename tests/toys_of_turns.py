@@ -43,6 +43,24 @@ class Purse(Wallet):
         return f" {start}"
 
 
+class Stone(Wallet):
+    """A wallet that never takes ten coins, and whose seed fills it."""
+
+    def reset(self, seed: int, **row: object) -> str:  # type: ignore[override]
+        self.coins = seed % 10
+        return f" {self.coins}"
+
+    def earn(self, coins: int) -> str:
+        """Earn coins.
+
+        Args:
+            coins: how many.
+        """
+        while coins == 10:
+            pass
+        return super().earn(coins)
+
+
 class Moody(Echo):
     """Answers the same actions otherwise each time."""
 

@@ -107,9 +107,7 @@ class Environment:
         Raises:
             EpisodeError: a method raised, returned something else, or took too long.
         """
-        row: dict[str, Any] = {**prompt.columns, "question": prompt.question, "answer": prompt.answer}
-        if "seed" in inspect.signature(self.instance.reset).parameters and "seed" not in row:
-            row["seed"] = int(np.random.SeedSequence((self.seed, prompt.item)).generate_state(1)[0])
+        row = {**self.seed_of(prompt), **prompt.columns, "question": prompt.question, "answer": prompt.answer}
         if self.helper is None:
             return self.play_here(row, turns, most)
         found = self.helper.ask({"row": row, "turns": list(turns), "most": most})
@@ -121,6 +119,12 @@ class Environment:
         if "error" in found:
             raise EpisodeError(found["error"])
         return Transcript(*found["played"])
+
+    def seed_of(self, prompt: Prompt) -> dict[str, int]:
+        """The argument ``seed`` of ``reset``, if there is one."""
+        if "seed" not in inspect.signature(self.instance.reset).parameters:
+            return {}
+        return {"seed": int(np.random.SeedSequence((self.seed, prompt.item)).generate_state(1)[0])}
 
     def play_here(self, row: Mapping[str, Any], turns: Sequence[str], most: int) -> Transcript:
         """:meth:`play` in this process."""

@@ -47,6 +47,7 @@ class Played:
         answers: the same as messages.
         left: the most tokens of the next turn; 0: the episode is over.
         reward: the environment's own; None if it gives none, or the episode goes on.
+        overdue: whether the last turn took the environment too long.
     """
 
     observed: tuple[Observed, ...]
@@ -54,6 +55,7 @@ class Played:
     left: int
     reward: float | None
     answers: tuple[Sequence[Message], ...] = ()
+    overdue: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,9 @@ class Player:
             used += len(ids)
             left = 0 if heard else room - used
         given = tuple(transcript.answers[: len(observed)])
-        return Played(tuple(observed), "".join(parts), left, None if left else transcript.reward, given)
+        return Played(
+            tuple(observed), "".join(parts), left, None if left else transcript.reward, given, transcript.overdue
+        )
 
     def turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut behind each end token and each token that completes a stop string.

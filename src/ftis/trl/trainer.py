@@ -221,6 +221,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _rows(self, items: Sequence[int]) -> list[dict[str, Any]]:
         """The data set's rows of these numbers, each read once."""
         known = {item: self.train_dataset[item] for item in dict.fromkeys(items)}
+        if self._stage is not None:
+            play = self._stage.player.environment
+            known = {item: {**play.seed_of(self._problems[item]), **row} for item, row in known.items()}
         return [dict(known[item]) for item in items]
 
     def _rendered(self, problem: Prompt) -> Ints:
@@ -554,7 +557,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             )
         if "num_images" in outputs:
             raise OptionError("train_dataset: its prompts hold images, which no message of a swarm carries")
-        if more := sorted(inputs[0].keys() - set(self.train_dataset.column_names)):
+        if self._stage is None and (more := sorted(inputs[0].keys() - set(self.train_dataset.column_names))):
             raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
         ends = sorted(self._policy.end_ids)
         remedy = "let it sample from the prompt that it is given, rendered as the swarm's"
