@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from watched import Watched
+from watched import HUNG, Watched
 
 from ftis.swarm.identity import collect_roster, new_certificates, new_key, roster_text
 
@@ -110,7 +110,7 @@ class Swarm:
         """Whether the peer has told of an event with ``text`` in it."""
         return any(text in event.get("text", "") for event in self.log(name))
 
-    def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = HUNG) -> None:
         """Wait until what the peers print or record makes ``condition`` true."""
         with self._heard:
             if not self._heard.wait_for(condition, seconds):
@@ -125,7 +125,7 @@ class Swarm:
     def kill(self, name: str) -> None:
         self.processes[name].kill()
 
-    def finish(self, *names: str, seconds: float = 90) -> None:
+    def finish(self, *names: str, seconds: float = HUNG) -> None:
         """Wait until these peers end, and hold that each finished all rounds."""
         give_up = time.monotonic() + seconds
         for name in names or self.names:

@@ -87,7 +87,7 @@ def rises(test: FallTest, rng: np.random.Generator, rounds: int, value: Callable
 @pytest.mark.slow
 @pytest.mark.parametrize("fall", ["at once", "after luck"])
 def test_a_fall_of_the_margin_is_reported_with_a_probability_of_at_most_alpha(fall: str) -> None:
-    rounds, alpha, runs = 14, 0.3, 1000
+    rounds, alpha, runs = 14, 0.3, 400
 
     def value(means: list[float]) -> float:
         if fall == "at once":

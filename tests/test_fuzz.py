@@ -28,20 +28,20 @@ MESSAGE_REASONS |= {Reason.WRONG_TOKENIZER, Reason.WRONG_SAMPLING}
 @pytest.mark.slow
 def test_a_storm_of_hostile_messages_and_manifests() -> None:
     storm = fuzz.Storm(fuzz.Oracle())
-    storm.run(seed=1, numbers=range(100_000), trace_every=100)
+    storm.run(seed=1, numbers=range(30_000), trace_every=100)
     storm.trace_large(seed=1, most=10)
     assert storm.findings == []
     outcomes = storm.oracle.outcomes
     # The storm reached everything: most is refused, some of each kind passes, and every reason is given.
     for outcome in ("messages decoded", "messages refused", "manifests parsed", "manifests refused"):
-        assert outcomes[outcome] > 2_000, outcome
-    assert outcomes["messages of text decoded"] > 2_000
-    assert outcomes["groups of text admitted"] > 2_000
-    assert outcomes["groups admitted"] > 2_000
-    assert outcomes["groups admitted by the lasting admitter"] > 1_000
-    assert outcomes["not heard, being set aside"] > 1_000
+        assert outcomes[outcome] > 600, outcome
+    assert outcomes["messages of text decoded"] > 600
+    assert outcomes["groups of text admitted"] > 600
+    assert outcomes["groups admitted"] > 600
+    assert outcomes["groups admitted by the lasting admitter"] > 300
+    assert outcomes["not heard, being set aside"] > 300
     for reason in MESSAGE_REASONS | fuzz.OF_A_GROUP:
-        assert outcomes[f"rejected: {reason}"] > 10, reason
+        assert outcomes[f"rejected: {reason}"] > 3, reason
 
 
 def test_a_case_is_its_seed_and_number() -> None:

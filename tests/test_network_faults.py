@@ -21,6 +21,7 @@ import filelock
 import pytest
 from light_swarm import Swarm, free_port
 from slow_wire import SlowWire
+from watched import HUNG
 
 pytestmark = pytest.mark.slow
 
@@ -42,25 +43,19 @@ def last_said(swarm: Swarm, name: str, kind: str) -> int:
     return max((event["round"] for event in swarm.log(name) if event["kind"] == kind), default=-1)
 
 
-@pytest.mark.parametrize("moment", ["sampling", "publishing", "collecting"])
-def test_a_killed_peer_is_missed_at_once_and_the_others_finish(moment: str, tmp_path: Path) -> None:
-    slow = {"sampling": {"c": 0.6}, "publishing": {}, "collecting": {"a": 0.6, "b": 0.6}}[moment]
-    with Swarm(tmp_path, "abc", rounds=8, network={"deadline": NEVER}, pauses=slow) as swarm:
+def test_a_killed_peer_is_missed_at_once_and_the_others_finish(tmp_path: Path) -> None:
+    held = {"a": 5, "b": 5}  # so that c is not done before it is killed
+    with Swarm(tmp_path, "abc", rounds=8, network={"deadline": NEVER}, holds=held) as swarm:
         swarm.start()
-        if moment == "sampling":
-            swarm.until(lambda: last_said(swarm, "a", "published") == 3)
-            assert last_said(swarm, "c", "sampled") < 3
-        else:
-            said = "sampled" if moment == "publishing" else "published"
-            swarm.until(lambda: last_said(swarm, "c", said) == 3)
+        swarm.until(lambda: last_said(swarm, "c", "sampled") >= 3)
         swarm.kill("c")
+        swarm.release()
         swarm.finish("a", "b")
         for name, other in (("a", "b"), ("b", "a")):
             assert rounds(swarm, name) == list(range(8))
             assert delivered(swarm, name, other) == list(range(8))
             heard = delivered(swarm, name, "c")
             assert heard[:3] == [0, 1, 2]
-            assert max(heard) <= 3
             assert all(("c" in r["missing"]) == (r["round"] not in heard) for r in swarm.records(name))
             assert swarm.says(name, "c is gone")
             assert {json.loads(line)["kind"] for line in swarm.lines(name)} <= KINDS
@@ -84,20 +79,6 @@ def test_a_killed_peer_comes_back_and_takes_part_again(tmp_path: Path) -> None:
         assert delivered(swarm, "a", "c")[-1] == 19
 
 
-def test_where_all_are_needed_a_returning_peer_loses_no_round(tmp_path: Path) -> None:
-    with Swarm(tmp_path, "abc", rounds=20, network={"deadline": NEVER, "quorum": 2}) as swarm:
-        swarm.start()
-        for back, round in enumerate((3, 7, 11)):
-            swarm.until_round("c", round)
-            swarm.kill("c")
-            assert swarm.processes["a"].runs, back
-            swarm.start("c")
-        swarm.finish()
-        for name in "abc":
-            assert rounds(swarm, name) == list(range(20))
-            assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
-
-
 def test_a_finished_peer_started_again_serves_the_one_that_died_near_the_end(tmp_path: Path) -> None:
     with Swarm(tmp_path, "ab", rounds=8, network={"deadline": 10.0}) as swarm:
         swarm.start()
@@ -108,24 +89,6 @@ def test_a_finished_peer_started_again_serves_the_one_that_died_near_the_end(tmp
         swarm.finish()
         assert rounds(swarm, "a") == rounds(swarm, "b") == list(range(8))
         assert delivered(swarm, "a", "b") == list(range(8))
-
-
-def test_a_peer_that_joins_late_starts_where_the_others_are(tmp_path: Path) -> None:
-    network = {"deadline": NEVER, "start_seconds": 2.0}
-    with Swarm(tmp_path, "abc", rounds=25, network=network, holds={"a": 12, "b": 12}) as swarm:
-        swarm.start("a", "b")
-        swarm.until_round("a", 5)
-        swarm.start("c")
-        swarm.until(lambda: last_said(swarm, "c", "published") > 5)
-        swarm.release()
-        swarm.finish()
-        assert rounds(swarm, "a") == rounds(swarm, "b") == list(range(25))
-        of_c = rounds(swarm, "c")
-        if of_c[0] == 0:  # on a busy machine a link that is new answers the first question with nothing
-            of_c = of_c[1:]
-        assert of_c[0] > 5
-        assert of_c == list(range(of_c[0], 25))
-        assert delivered(swarm, "a", "c")[-1] == 24
 
 
 def test_a_slow_peer_is_heard_late_and_holds_nobody_up_beyond_the_deadline(tmp_path: Path) -> None:
@@ -212,30 +175,21 @@ def test_clocks_an_hour_ahead_and_an_hour_behind_change_nothing(tmp_path: Path) 
             [*wrong[name], sys.executable, "-c", "import time; print(time.time())"], capture_output=True
         )
         assert float(now.stdout) - time.time() == pytest.approx(3600 * hours, abs=60)
-    with Swarm(tmp_path, "abc", rounds=8, network={"deadline": NEVER}, prefix=wrong, tls=True) as swarm:
+    with Swarm(tmp_path, "abc", rounds=3, network={"deadline": NEVER}, prefix=wrong, tls=True) as swarm:
         swarm.start()
         swarm.finish()
         for name in "abc":
-            assert rounds(swarm, name) == list(range(8))
+            assert rounds(swarm, name) == list(range(3))
             assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
 
 
-def test_fewer_than_the_quorum_stop_or_go_on_alone_as_the_recipe_says(tmp_path: Path) -> None:
-    for choice in ("stop", "alone"):
-        network = {"deadline": NEVER, "below_quorum": choice}
-        place = tmp_path / choice
-        with Swarm(place, "ab", rounds=8, network=network) as swarm:
-            swarm.start()
-            swarm.until_round("b", 2)
-            swarm.kill("b")
-            if choice == "stop":
-                assert swarm.processes["a"].wait(60) != 0
-                assert 'network.below_quorum = "stop"' in (place / "a.log").read_text()
-            else:
-                swarm.finish("a")
-                assert rounds(swarm, "a") == list(range(8))
-                assert swarm.records("a")[-1]["missing"] == ["b"]
-                assert swarm.says("a", "going on alone, missing: b (gone)")
+def test_a_peer_below_the_quorum_stops_with_an_error_where_the_recipe_says_so(tmp_path: Path) -> None:
+    with Swarm(tmp_path, "ab", rounds=500, network={"deadline": NEVER, "below_quorum": "stop"}) as swarm:
+        swarm.start()
+        swarm.until_round("b", 2)
+        swarm.kill("b")
+        assert swarm.processes["a"].wait(HUNG) != 0
+        assert 'network.below_quorum = "stop"' in (tmp_path / "a.log").read_text()
 
 
 # --- hosts of their own -------------------------------------------------------------------------------
@@ -310,7 +264,7 @@ def test_a_partition_that_heals_loses_no_round_where_all_are_needed(tmp_path: Pa
             swarm.until(lambda name=name, lost=lost: swarm.says(name, f"{lost} is gone"))  # type: ignore[misc]
         during = rounds(swarm, "a")[-1]
         run("ip", "link", "set", "ftisc0", "up")
-        swarm.finish(seconds=120)
+        swarm.finish()
         assert during < 14
         for name in hosts:
             assert rounds(swarm, name) == list(range(15))
@@ -322,7 +276,7 @@ def test_loss_and_delay_slow_the_rounds_down_and_lose_none(tmp_path: Path, space
         hosts = dict(zip("abc", wire.addresses, strict=True))
         with on_hosts(tmp_path, hosts, rounds=5, network={"deadline": NEVER, "start_seconds": 60.0}) as swarm:
             swarm.start()
-            swarm.finish(seconds=120)
+            swarm.finish()
             for name in hosts:
                 assert rounds(swarm, name) == list(range(5))
                 assert all(len(record["delivered"]) == 2 for record in swarm.records(name))

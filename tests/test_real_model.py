@@ -66,7 +66,7 @@ max_completion_length = 8
 stop = ["\\n"]
 
 [training]
-rounds = 2
+rounds = 1
 prompts_per_round = 8
 eval_every = 0
 record_rollouts = true
@@ -139,7 +139,7 @@ def test_a_full_and_a_lora_peer_earn_reward_from_the_first_round(
     for peer in ("full", "lora"):
         lines = (tmp_path / "runs" / "first-reward-seed0" / "F-TIS" / peer / "metrics.jsonl").read_text().splitlines()
         rounds = [json.loads(line) for line in lines]
-        assert len(rounds) == 2
+        assert len(rounds) == 1
         assert min(row["reward"] for row in rounds) > 0.1
         assert all(row["foreign_used"] > 0 for row in rounds)
         assert max(row["completions/clipped_ratio"] for row in rounds) < 0.5  # they stop
@@ -176,7 +176,6 @@ def test_a_base_and_an_instruct_peer_learn_from_each_other_though_they_end_diffe
         "reward": '{ function = "ends.shortness" }',
         "sampling.stop": "[]",
         "sampling.max_completion_length": 12,
-        "training.rounds": 1,
         "peers.lora.model": base,
     }
     command = ["train", str(tmp_path / "recipe.toml"), *(f"--set={key}={value}" for key, value in keys.items())]

@@ -19,7 +19,7 @@ import pytest
 from commands import ftis
 from light_swarm import free_port
 from run_files import without_times
-from watched import Watched
+from watched import HUNG, Watched
 
 from ftis.library import join as join_by_python
 from ftis.recipe.parsing import load
@@ -54,8 +54,8 @@ def joined(place: Path, name: str, *arguments: str) -> Watched:
     return STARTED[-1]
 
 
-def finish(place: Path, processes: dict[str, Watched], seconds: float = 150) -> dict[str, int]:
-    give_up = time.monotonic() + seconds
+def finish(place: Path, processes: dict[str, Watched]) -> dict[str, int]:
+    give_up = time.monotonic() + HUNG
     try:
         return {name: p.wait(give_up - time.monotonic()) for name, p in processes.items()}
     except subprocess.TimeoutExpired:
@@ -100,8 +100,17 @@ def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_o
 def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Path, models: dict[str, Path]) -> None:
     other = with_another_tokenizer(models["c"], place / "other")
     settings = ["--set", 'exchange="text"', "--set", f"peers.c.model={json.dumps(str(other))}"]
+    settings += ["--set", "training.overlap=1"]
     mistyped = ["--set", 'sampling.end_tokens=["<turn>"]']  # for all that a peer knows, another has it
-    assert finish(place, {name: joined(place, name, *settings, *mistyped) for name in "abc"}) == dict.fromkeys("abc", 0)
+    others = {name: joined(place, name, *settings, *mistyped) for name in "bc"}
+    network = {"key": "keys/a.key", "roster": "roster.toml"}
+    changes = [key for key in (*settings, *mistyped) if key != "--set"]
+    found = join_by_python("recipe.toml", "a", changes, quiet=True, network=network)
+    assert finish(place, others) == {"b": 0, "c": 0}
+    assert found.finished
+    assert found.directory == Path("runs/three-seed0-a")
+    assert [(row["peer"], row["step"]) for row in found.accuracies] == [("a", 0), ("a", 4)]
+    assert found.models["F-TIS"]["a"].is_dir()
     options = [
         *settings,
         "--set",
@@ -111,9 +120,10 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
         *DEFAULTS,
     ]
     assert ftis("train", "recipe.toml", *options) == 0
-    for name in "abc":
+    for name in "bc":
         said = f"{name} has no '<turn>' of sampling.end_tokens: another peer must, else it is mistyped"
         assert said in " ".join((place / f"{name}.log").read_text().split())
+    for name in "abc":
         joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
         assert metrics(joint, name) == metrics(one, name)
         for row in metrics(joint, name):
@@ -122,40 +132,25 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
         assert final[0].read_bytes() == final[1].read_bytes()
 
 
-def test_a_finished_swarm_is_extended_to_what_it_had_been_with_more_rounds(place: Path) -> None:
+def test_a_finished_swarm_with_a_limit_is_extended_to_what_it_had_been_with_more_rounds(place: Path) -> None:
+    limit = ["--set", "training.max_foreign_rollouts=4"]
     for rounds in ("2", "4"):
-        processes = {name: joined(place, name, "--resume", "--set", f"training.rounds={rounds}") for name in "abc"}
-        assert finish(place, processes) == dict.fromkeys("abc", 0)
-    options = ["--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
-    assert ftis("train", "recipe.toml", *options) == 0
-    for name in "abc":
-        runs = (place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0")
-        final = [run / "F-TIS" / name / "checkpoint-4" / "model.safetensors" for run in runs]
-        assert final[0].read_bytes() == final[1].read_bytes()
-        assert [row["step"] for row in metrics(runs[0], name)] == [1, 2, 3, 4]
-
-
-def test_a_swarm_with_a_limit_learns_what_the_same_recipe_learns_in_one_process(place: Path) -> None:
-    setting = ["--set", "training.max_foreign_rollouts=4", "--set", "training.overlap=1"]
-    processes = {name: joined(place, name, *setting) for name in "abc"}
-    assert set(finish(place, processes).values()) <= {0, 3}  # 3: the few that are admitted seldom have signal
-    options = [*setting, "--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
+        more = ["--resume", *limit, "--set", f"training.rounds={rounds}"]
+        assert set(finish(place, {name: joined(place, name, *more) for name in "abc"}).values()) <= {0, 3}
+    # 3: the few that are admitted seldom have signal
+    options = [*limit, "--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
     assert ftis("train", "recipe.toml", *options) in (0, 3)
     for name in "abc":
         joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
-        assert metrics(joint, name) == metrics(one, name)
-        assert len(metrics(joint, name)) == 4
+        final = [run / "F-TIS" / name / "checkpoint-4" / "model.safetensors" for run in (joint, one)]
+        assert final[0].read_bytes() == final[1].read_bytes()
+        assert [row["step"] for row in metrics(joint, name)] == [1, 2, 3, 4]
         others = set("abc") - {name}
         for row in metrics(joint, name):  # two groups of four rollouts from each
             assert all(row[f"peer/{other}/delivered"] for other in others)
             assert sum(row[f"peer/{other}/admitted"] for other in others) == 4
             assert sum(row[f"peer/{other}/passed_over"] for other in others) == 12
             assert sum(row[f"peer/{other}/bytes"] > 0 for other in others) == 1
-        for step in (2, 4):
-            weights = [r / "F-TIS" / name / f"checkpoint-{step}" / "model.safetensors" for r in (joint, one)]
-            assert weights[0].read_bytes() == weights[1].read_bytes()
-        assert ftis("report", str(joint)) == 0
-        assert (joint / "report.html").stat().st_size > 10_000
 
 
 def wait_for_rounds(process: Watched, more: int) -> None:
@@ -165,16 +160,16 @@ def wait_for_rounds(process: Watched, more: int) -> None:
         return sum("validation" in line for line in process.lines)
 
     wanted = evaluated() + more
-    assert process.until(lambda: evaluated() >= wanted or not process.runs, 120), "no round was finished"
+    assert process.until(lambda: evaluated() >= wanted or not process.runs, HUNG), "no round was finished"
 
 
-def test_ten_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]) -> None:
-    rounds, chance = 20, random.Random(7)
+def test_six_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]) -> None:
+    rounds, chance = 12, random.Random(7)
     recipe = (place / "recipe.toml").read_text().replace("rounds = 4", f"rounds = {rounds}\noverlap = 1")
     (place / "recipe.toml").write_text(recipe.replace("eval_every = 0", "eval_every = 1"))  # a line each round
     processes = {name: joined(place, name) for name in "abc"}
     kills = 0
-    while kills < 10:
+    while kills < 6:
         name, more = chance.choice("abc"), chance.randint(0, 2)
         wait_for_rounds(processes[name], more)
         if not processes[name].runs:
@@ -182,8 +177,8 @@ def test_ten_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]
         processes[name].kill()
         processes[name] = joined(place, name, "--resume")
         kills += 1
-    assert finish(place, processes, seconds=200) == {"a": 0, "b": 0, "c": 0}
-    assert kills == 10
+    assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    assert kills == 6
     config = load(place / "recipe.toml")
     for name in "abc":
         directory = place / "runs" / f"three-seed0-{name}" / "F-TIS" / name
@@ -219,7 +214,7 @@ def test_edited_rewards_other_problems_and_a_killed_peer_are_explained_on_each_t
         def said() -> bool:
             return all(part in "".join(process.lines) for part in parts)
 
-        process.until(lambda: said() or not process.runs, 150)
+        process.until(lambda: said() or not process.runs, HUNG)
         assert said(), process.lines
 
     apart = {name: started(name) for name in "abc"}
@@ -241,17 +236,6 @@ def test_edited_rewards_other_problems_and_a_killed_peer_are_explained_on_each_t
     says(together["a"], f"round {waited[1]} of 40")
 
 
-def test_python_joins_as_the_command_does(place: Path) -> None:
-    others = {name: joined(place, name) for name in "bc"}
-    found = join_by_python("recipe.toml", "a", quiet=True, network={"key": "keys/a.key", "roster": "roster.toml"})
-    assert finish(place, others) == {"b": 0, "c": 0}
-    assert found.finished
-    assert found.directory == Path("runs/three-seed0-a")
-    assert [(row["peer"], row["step"]) for row in found.accuracies] == [("a", 0), ("a", 4)]
-    assert [row["peer/b/admitted"] for row in found.rounds] == [8] * 4
-    assert found.models["F-TIS"]["a"].is_dir()
-
-
 def test_a_peer_that_leaves_and_goes_back_trains_those_rounds_again_with_the_others_messages(place: Path) -> None:
     recipe = (place / "recipe.toml").read_text().replace("rounds = 4", "rounds = 14")
     (place / "recipe.toml").write_text(recipe.replace("save_every = 2", "save_every = 2\nsave_total_limit = 9"))
@@ -259,12 +243,12 @@ def test_a_peer_that_leaves_and_goes_back_trains_those_rounds_again_with_the_oth
     run = place / "runs" / "three-seed0-c"
     directory = run / "F-TIS" / "c"
     lines = directory / "metrics.jsonl"
-    begun = processes["c"].until(lambda: lines.exists() and len(read_jsonl(lines)) >= 5, seconds=120)
+    begun = processes["c"].until(lambda: lines.exists() and len(read_jsonl(lines)) >= 5, seconds=HUNG)
     assert begun, (place / "c.log").read_text()
     with pytest.raises(InUseError):
         roll_back(run, 2)
     processes["c"].signal(signal.SIGINT)
-    assert processes["c"].wait(60) == 130
+    assert processes["c"].wait(HUNG) == 130
     before = metrics(run, "c")
     assert saved_steps(directory)[-1] == len(before)  # what was done was saved
     assert "--resume goes on from" in " ".join((place / "c.log").read_text().split())

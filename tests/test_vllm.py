@@ -23,7 +23,7 @@ from light_swarm import free_port  # noqa: E402
 from test_handover import move  # noqa: E402
 
 import ftis  # noqa: E402
-from ftis.config import FtisError, PeerConfig  # noqa: E402
+from ftis.config import PeerConfig  # noqa: E402
 from ftis.engines import vllm as engine  # noqa: E402
 from ftis.engines.builtin import builtin_sampler  # noqa: E402
 from ftis.engines.handover import Copied, SamplerError  # noqa: E402
@@ -142,16 +142,6 @@ def test_completions_end_at_every_end_of_the_policy(whole: Pair) -> None:
     assert not any({20, 30, 40} & set(ids[:-1]) for ids in rollouts)
 
 
-def test_weights_that_are_not_handed_over_are_found_in_the_same_round(whole: Pair) -> None:
-    policy, sampler = whole
-    draw(whole)
-    sampler.engine.load = lambda policy: None  # type: ignore[method-assign]
-    move(policy, 1e-4)
-    with pytest.raises(SamplerError) as error:
-        sampler.weights_moved(policy)
-    assert_one_line(error, "vLLM has not taken the new weights", "the engine by none")
-
-
 @contextmanager
 def drawing_at(engine: Any, temperature: float) -> Iterator[None]:
     """A context in which it draws at this temperature, whatever it is asked for."""
@@ -164,13 +154,6 @@ def drawing_at(engine: Any, temperature: float) -> Iterator[None]:
 
 
 WRONG_TEMPERATURES = [(0.8, "temperature of 0.9 or beyond"), (1.25, "of 1.1 or beyond")]
-
-
-@pytest.mark.parametrize(("temperature", "words"), WRONG_TEMPERATURES)
-def test_a_wrong_temperature_is_found_in_the_same_round(whole: Pair, temperature: float, words: str) -> None:
-    with drawing_at(whole[1].engine, temperature), pytest.raises(SamplerError) as error:
-        draw(whole)
-    assert_one_line(error, "they are 0.", words)
 
 
 @pytest.mark.parametrize("decoding", DECODINGS[1:4])
@@ -203,41 +186,14 @@ def test_an_output_layer_that_stays_behind_its_embeddings_is_found(
 
 
 SAMPLERS = """
-from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from ftis.engines import builtin
-from ftis.engines.handover import Copied
-from ftis.engines.vllm import in_process, served
-
-def opened(policy):
-    return in_process(policy, enforce_eager=True, max_model_len=64)
+from ftis.engines.vllm import served
 
 def one_served(policy, train):
     if policy.config.train != train:
         return builtin.open_sampler(policy)
     return served(policy, Path(__file__).with_name("url").read_text(), dtype="float32")
-
-def deaf(engine):
-    engine.load = lambda policy: None
-
-def warm(engine):
-    complete = engine.complete
-    engine.complete = lambda prompts, n, how, *rest: complete(prompts, n, replace(how, temperature=1.25), *rest)
-
-def faulty(policy, fault, whole_rounds, with_server):
-    sampler = one_served(policy, "lora") if with_server else opened(policy)
-    if not isinstance(sampler, Copied):
-        return sampler
-    engine, load, hand_overs = sampler.engine, sampler.engine.load, count(1)
-    def counted(policy):
-        load(policy)
-        if next(hand_overs) == whole_rounds:
-            globals()[fault](engine)
-    engine.load = counted
-    if not whole_rounds:
-        globals()[fault](engine)
-    return sampler
 """
 
 
@@ -272,24 +228,6 @@ def test_two_peers_learn_together(run: Callable[..., Path]) -> None:
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
         assert all(row["foreign_used"] > 0 for row in rows)
         assert all(row["sampling/checked_logp_difference/max"] < 1e-3 for row in rows)
-
-
-FAULTS = {"deaf": "has not taken the new weights", "warm": "fit a temperature of 1.1"}
-
-
-@pytest.mark.parametrize("whole_rounds", [0, 2])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_stops_in_the_round_in_which_vllm_goes_wrong(
-    run: Callable[..., Path], tmp_path: Path, fault: str, whole_rounds: int
-) -> None:
-    with pytest.raises(FtisError, match=FAULTS[fault]):
-        run("samplers_here.faulty", fault=fault, whole_rounds=whole_rounds, with_server=False)
-    assert rounds_of(tmp_path, "full") == rounds_of(tmp_path, "lora") == list(range(1, whole_rounds + 1))
-
-
-def rounds_of(place: Path, peer: str) -> list[int]:
-    """Those that the peer recorded."""
-    return [row["step"] for path in place.rglob(f"{peer}/metrics.jsonl") for row in read_jsonl(path)]
 
 
 @contextmanager
@@ -334,18 +272,6 @@ def test_a_peer_with_a_server_and_one_without_learn_together(
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
         assert all(row["foreign_used"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_stops_in_the_round_in_which_a_server_goes_wrong(
-    run: Callable[..., Path], tmp_path: Path, tiny_model_dir: TinyModelDir, fault: str
-) -> None:
-    with serving(tiny_model_dir("llama", **FITS_VLLM), free_port(), *LORA_SERVER) as url:
-        (tmp_path / "url").write_text(url)
-        with pytest.raises(FtisError, match=FAULTS[fault]) as error:
-            run("samplers_here.faulty", fault=fault, whole_rounds=2, with_server=True)
-    assert f"vLLM at {url}" in str(error.value)
-    assert rounds_of(tmp_path, "lora") == [1, 2]
 
 
 def test_a_server_that_reports_log_probabilities_before_the_temperature_is_found(

@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+HUNG = 500.0
+"""Seconds after which a process that is waited for has failed, on however slow a machine. Less than any deadline."""
+
 
 class Watched:
     """``command`` as a process. What it prints goes to ``log`` as well.

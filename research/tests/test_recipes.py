@@ -62,7 +62,7 @@ def test_the_mixed_recipe_has_a_rate_for_either_kind_of_training() -> None:
 
 @pytest.mark.slow
 def test_the_scaling_recipe_runs_on_tiny_models(tmp_path: Path, models: dict[str, Path]) -> None:
-    settings = ["training.rounds=2", "training.eval_every=0", "training.prompts_per_round=16"]
+    settings = ["training.rounds=1", "training.eval_every=0", "training.prompts_per_round=16"]
     settings += ["training.steps_per_generation=1", "sampling.num_generations=4", "sampling.max_completion_length=6"]
     settings += ["task.validation_size=2", "ood.0.validation_size=2", f"output_dir={tmp_path}"]
     settings += [f"peers.*.model={models['a']}", f"peers.large20.model={models['b']}"]
@@ -79,10 +79,10 @@ def test_the_scaling_recipe_runs_on_tiny_models(tmp_path: Path, models: dict[str
     for way in ("wide", "wider"):
         settings += [f"arms.alone-part-{way}.set.training.prompts_per_round=32"]
         settings += [f"arms.alone-part-{way}.set.sampling.num_generations=2"]
-    arguments = [str(RECIPES / "scaling.toml"), "--seeds", "1", "--jobs", "2", *(f"--set={key}" for key in settings)]
-    assert ftis("train", *arguments) == 0
-    assert research(show_scaling, str(tmp_path / "scaling")) == 0
-    found = json.loads((tmp_path / "scaling" / "scaling.json").read_text())
+    settings += ["processes=inline", "seed=0"]
+    assert ftis("train", str(RECIPES / "scaling.toml"), *(f"--set={key}" for key in settings)) == 0
+    assert research(show_scaling, str(tmp_path / "scaling-seed0")) == 0
+    found = json.loads((tmp_path / "scaling-seed0" / "scaling.json").read_text())
     assert [(alone["arm"], alone["sampled"]) for alone in found["ceilings"]] == [
         (f"alone-x{m}", 4 * m) for m in (2, 4, 8, 16)
     ]
