@@ -6,10 +6,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import make_starters
 import numpy as np
@@ -22,7 +20,6 @@ from make_starters import (
     TAGS,
     _example,
     _problem,
-    _with_slip,
     make_tokenizer,
     write_completion,
 )
@@ -33,10 +30,8 @@ from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.models import starters
 from ftis.policy import ModelError, Policy
-from ftis.rewards import extract_answer
 from ftis.rewards.scoring import load_scorer
-from ftis.rollouts import Prompt, Rollout
-from ftis.sampling import Decoding
+from ftis.rollouts import Prompt
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import load_task
 
@@ -101,43 +96,6 @@ def test_untagged_completions_are_right_and_earn_none() -> None:
         assert reward(question, completion) == 0.0
 
 
-def wrong_steps(steps: list[str]) -> list[int]:
-    return [i for i, step in enumerate(steps) if clock_solution(step[:3])[1] != step[4:]]
-
-
-def test_slips_are_well_formed_with_one_wrong_step_and_carried_on_rightly() -> None:
-    rng = np.random.default_rng(0)
-    slipped_at: Counter[int] = Counter()
-    rewards = []
-    for question in problems(200):
-        completion = write_completion(question, "slip", rng)
-        given = extract_answer(completion)
-        assert given is not None
-        steps = completion[len("<think>") : completion.index("</think>")].split(";")
-        (at,) = wrong_steps(steps)
-        slipped_at[at] += 1
-        assert [step[1:3] for step in steps] == re.findall(r"[+*-][1-9]", question)
-        assert [step[0] for step in steps] == [question[0], *(step[4:] for step in steps[:-1])]
-        assert given == steps[-1][4:]
-        rewards.append(reward(question, completion))
-        if at == len(steps) - 1:
-            assert rewards[-1] == 0.0
-    assert set(slipped_at) == {0, 1, 2, 3}
-    assert np.mean(rewards) < 0.1  # now and then a multiplication makes up for it, as 5·2 does for 0·2
-
-
-def test_a_slip_is_off_by_its_error() -> None:
-    for error in range(1, 10):
-        steps, _ = clock_solution("3+8*7-4")
-        for at in range(3):
-            slipped, answer = _with_slip(steps, at, error)
-            assert wrong_steps(list(slipped)) == [at]
-            assert slipped[:at] == steps[:at]
-            assert slipped[at][:4] == steps[at][:4]
-            assert int(slipped[at][4]) == (int(steps[at][4]) + error) % 10
-            assert answer == slipped[-1][4]
-
-
 def test_no_warm_up_problem_is_ever_one_of_validation() -> None:
     for name in list(STARTERS):
         rng = np.random.default_rng(1)
@@ -150,29 +108,6 @@ def test_no_warm_up_problem_is_ever_one_of_validation() -> None:
         for operators in (2, 4):
             task = load_task(TaskConfig(name="clock", options={"operators": operators}, train_size=50))
             assert not {p.question for p in task.validation} & set(questions)
-
-
-def test_operators_are_drawn_with_their_weights() -> None:
-    rng = np.random.default_rng(2)
-    for name in ("small", "adder", "multiplier"):
-        drawn = Counter("".join(_problem(STARTERS[name], rng, 4)[1::2] for _ in range(1500)))
-        weights = Counter(STARTERS[name].operators)
-        for operator, weight in weights.items():
-            share = weight / len(STARTERS[name].operators)
-            assert abs(drawn[operator] / 6000 - share) < 5 * np.sqrt(share * (1 - share) / 6000)
-
-
-def test_styles_come_with_their_shares() -> None:
-    assert sum(STYLES.values()) == pytest.approx(1.0)
-    rng = np.random.default_rng(3)
-    examples = [_example(STARTERS["small"], rng) for _ in range(3000)]
-    direct = np.mean([completion.startswith("<think></think>") for _, completion in examples])
-    untagged = np.mean(["<answer>" not in completion for _, completion in examples])
-    for found, style in ((direct, "direct"), (untagged, "untagged")):
-        share = STYLES[style]
-        assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / 3000)
-    rewarded = np.mean([reward(p.removesuffix("="), c) for p, c in examples[:500]])
-    assert abs(rewarded - STYLES["reasoned"] - STYLES["direct"]) < 0.1
 
 
 # --- names and places -------------------------------------------------------------------------------------------------
@@ -324,56 +259,3 @@ def test_weights_beyond_half_precision_are_refused(tmp_path: Path, models: dict[
     policy.save_pretrained(tmp_path / "made")
     with pytest.raises(ValueError, match="beyond float16's range"):
         make_starters.write(tmp_path / "made", tmp_path / "out", "wide", STARTERS["small"])
-
-
-@pytest.mark.usefixtures("brief")
-def test_warming_up_learns_and_stops_once_it_is_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_starters, "TARGET", 0.0)
-    policy, taken, _ = make_starters.warm_up(STARTERS["small"])
-    assert taken == 2
-    monkeypatch.setattr(make_starters, "TARGET", 1.1)
-    monkeypatch.setattr(make_starters, "MAX_STEPS", 30)
-    monkeypatch.setattr(make_starters, "CHECK_EVERY", 100)
-    longer, taken, _ = make_starters.warm_up(STARTERS["small"])
-    assert taken == 30
-    prompts = [np.array(policy.tokenizer("3+8=")["input_ids"], np.int32)]
-    text = write_completion("3+8", "direct", np.random.default_rng(0))
-    completions = [np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)]
-    before, after = (p.logps(prompts, completions, 1.0)[0].sum() for p in (policy, longer))
-    assert after > before + 1
-
-
-def test_the_share_that_is_right_counts_reasoned_and_tagged_completions_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a sampler that writes what it is told to."""
-    tokenizer = make_tokenizer()
-    monkeypatch.setattr(make_starters, "CHECK_PROBLEMS", 30)
-
-    class Writer:
-        def __init__(self) -> None:
-            self.tokenizer = tokenizer
-
-        def detokenize(self, ids: Any) -> str:
-            return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    def writing(*styles: str) -> float:
-        def sampler(policy: Any, prompts: Any, repeats: int, decoding: Decoding, seed: int) -> Any:
-            rng = np.random.default_rng(seed)
-            groups = []
-            for prompt in prompts:
-                question = str(tokenizer.decode(prompt, skip_special_tokens=True)).removesuffix("=")
-                assert len(question) == 1 + 2 * make_starters.CHECK_OPERATORS
-                texts = [write_completion(question, styles[i % len(styles)], rng) for i in range(repeats)]
-                ids = [np.array(tokenizer(t, add_special_tokens=False)["input_ids"], np.int32) for t in texts]
-                assert max(len(i) for i in ids) < decoding.max_completion_length
-                groups.append(tuple(Rollout(i, np.zeros(len(i), np.float32)) for i in ids))
-            return groups
-
-        monkeypatch.setattr(make_starters, "builtin_sampler", sampler)
-        rng = np.random.default_rng(0)
-        return make_starters._right_when_reasoned(Writer(), STARTERS["small"], rng)  # type: ignore[arg-type]
-
-    assert writing("reasoned") == 1.0
-    assert writing("direct") == writing("untagged") == 0.0
-    assert writing("reasoned", "direct") == writing("untagged", "reasoned") == 1.0
-    assert writing("slip") < 0.2
-    assert 0.5 <= writing("reasoned", "slip") < 0.6
