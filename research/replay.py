@@ -5,6 +5,9 @@ bit for bit on the same machine. So under another objective, every difference co
 another draw. The answer is about *these* rollouts: a peer that had learned under the other objective would have sampled
 other rollouts.
 
+After an alarm of the no-regret test a replay goes back as the run did, to its own checkpoint of that step. If it began
+later than there, it says so and stays.
+
     <run>/replay/<what>/replay.json        what was replayed, from where, and the replay's provenance
     <run>/replay/<what>/<peer>/            records and final checkpoint, laid out as in a run
 """
@@ -315,7 +318,11 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
         for round in range(first, last):
             record = replay_round(peer, round, recording.batch(peer, round))
             record.metrics.update(_not_replayed(recorded[round + 1]))
+            trainer.go_back()
             trainer.record(record, say)
+            trainer.report_guard(say)
+            if trainer.guard and trainer.is_saved(round + 1):
+                trainer.save()
             trainer.evaluate_where_due(last, say)
         trainer.save()
     say(PeerFinished(last))

@@ -146,6 +146,34 @@ def test_a_flood_in_one_name_hides_no_fault_of_another_peer_and_no_other_fault()
     }
 
 
+@pytest.mark.parametrize("meet", ["never", "in time", "when the round is over"])
+def test_other_words_for_each_receiver_count_unless_both_reach_one_of_them(meet: str) -> None:
+    """``d`` has separate links to two receivers. Somebody may pass on to each what the other got."""
+    words = (b"one", b"another")
+    receivers = [seated(), seated()]
+
+    def pass_on() -> None:
+        for receiver, other in zip(receivers, reversed(words), strict=True):
+            receiver.offers("d", 0, other)
+
+    for receiver, word in zip(receivers, words, strict=True):
+        receiver.collect(0)
+        receiver.delivers("bc", 0)
+        receiver.offers("d", 0, word)
+        receiver.heed(receiver.rounds.poll(receiver.now))
+    if meet == "in time":
+        pass_on()
+    for receiver, word in zip(receivers, words, strict=True):
+        receiver.serve("d", word)
+        learned = receiver.closes().messages.get("d")
+        assert learned == (None if meet == "in time" else word)
+    if meet != "in time":
+        assert not any(receiver.kinds().count("equivocation") for receiver in receivers)
+    if meet == "when the round is over":
+        pass_on()
+    assert [receiver.kinds().count("equivocation") for receiver in receivers] == [int(meet != "never")] * 2
+
+
 def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
     table = Table()
     table.rounds.check.rounds = 500

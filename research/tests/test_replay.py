@@ -18,6 +18,7 @@ from run_files import weights, without_times
 from ftis.recipe.arms import RunError
 from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
+from ftis.swarm.regret import NoRegret
 from recipes import write_recipe
 from research.replay import recordings, replay_run
 
@@ -56,6 +57,27 @@ def same(one: Path, other: Path) -> bool:
     left, right = weights(one), weights(other)
     assert left.keys() == right.keys()
     return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_replay_goes_back_where_the_run_did(
+    tmp_path: Path, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rate that destroys the model. Windows have one round, and any evidence is an alarm."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ftis.swarm.falls.LEAST_GROUPS", 1)
+    monkeypatch.setattr("ftis.swarm.falls.LEAST_ROUNDS", 1)
+    monkeypatch.setattr(NoRegret, "threshold", property(lambda guard: -1e3))
+    peers = {name: {"model": tiny_model_dir(), "learning_rate": 3.0} for name in "ab"}
+    training = {"no_regret": 0.1, "rounds": 7, "eval_every": 7}
+    write_recipe(tmp_path, peers, top={"processes": "inline"}, training=training, arms=[{"name": "F-TIS"}])
+    trained(tmp_path)
+    run = Path("runs/tiny-seed0")
+    assert research(replay_run, str(run), "--peer", "b") == 0
+    both = run / "replay" / "F-TIS-on-F-TIS" / "b", run / "F-TIS" / "b"
+    alarms = [[row["peer/b/regret/alarms"] for row in read_jsonl(of / "metrics.jsonl")] for of in both]
+    assert alarms[0] == alarms[1]
+    assert alarms[0][-1] > 0
+    assert same(*(of / "checkpoint-7" for of in both))
 
 
 @pytest.mark.parametrize("arm", ["F-TIS", "alone"])

@@ -122,8 +122,8 @@ def assemble(
         checkpoint.go_on(peer, directory, resume_step)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     splits = EvalSplit.of(task, ood, scores, renders, players)
-    beside = second(config, policy)
-    return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, directory, step)[0])
+    beside, place = second(config, policy), records.directory
+    return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, place, step)[0])
 
 
 def second(config: PeerConfig, policy: Policy) -> PeerConfig:
