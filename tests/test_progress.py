@@ -49,7 +49,7 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
         "F-TIS/a: round 1 of 4  reward 0.25  50% of all groups with signal  12.3 s  150 tokens/s  about 37 s left",
         "F-TIS/a: round 2 of 4  reward 0.25  50% of all groups with signal  12.3 s  75 tokens/s  about 25 s left",
         "F-TIS/a: round 3 of 4  reward 0.25  50% of all groups with signal  8.34 s and 4 s waiting  50 tokens/s  "
-        "about 12 s left",
+        "about 13 s left",
         "F-TIS/a: round 4 of 4  reward 0.25  50% of all groups with signal  12.3 s  38 tokens/s",
     ]
 
