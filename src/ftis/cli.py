@@ -489,11 +489,12 @@ def export(
 
     transformers, vLLM and the converter of llama.cpp load it.
     """
-    from ftis.run import export as exporting
-    from ftis.view.card import card
-
     if dtype not in ("float32", *DTYPES):
         raise typer.BadParameter(f"--dtype {dtype}: take float32, {' or '.join(DTYPES)}")
+    with busy(LOADING):
+        from ftis.run import export as exporting
+        from ftis.view.card import card
+
     found = exporting.find(run, peer, arm, step)
     place = to or Path("models") / f"{found.recipe.name}-seed{found.recipe.seed}-{found.arm}-{found.peer.name}"
     adapter = found.is_adapter and not merge
