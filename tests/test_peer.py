@@ -26,6 +26,7 @@ from ftis.recipe.parsing import parse
 from ftis.records.events import ArmBegun, RoundEnded, placed
 from ftis.rollouts import Batch, Rollout, collate
 from ftis.run.assembly import assemble
+from ftis.schedule import assigned
 from ftis.selection import Judged, OwnOld, select
 from ftis.view.progress import Display
 
@@ -291,3 +292,12 @@ def test_a_round_says_whether_they_were_computed_again(
     told = [line for line in out.getvalue().splitlines() if "own rollouts" in line]
     assert len(told) == bool(said)  # once, not every round
     assert said in out.getvalue()
+
+
+def test_a_round_samples_the_prompts_of_its_peer_and_counts_their_tokens(make_peer: MakePeer) -> None:
+    peer, tokens = make_peer(), 0
+    for round in range(2):
+        own = peer.sample(round)  # the round draws the same again
+        assert [s.group.item for s in own] == sorted(assigned(peer.recipe, len(peer.member.task.train), "a", round))
+        tokens += sum(len(rollout) for scored in own for rollout in scored.group.rollouts)
+        assert whole_round(peer, round)["tokens_sampled"] == tokens
