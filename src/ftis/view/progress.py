@@ -121,9 +121,10 @@ class Display:
             case _ if event.place.job:
                 self._of_job(event)
             case ArmBegun():
-                for peer in event.peers:
-                    self._rounds[f"{event.place.arm}/{peer}"] = event.rounds
-                text = ", exchanging text instead of token ids" if event.text else ""
+                for name in (f"{event.place.arm}/{peer}" for peer in event.peers):
+                    self._rounds[name] = event.rounds
+                    self._advance(name, 0, event.rounds, "loading")
+                text = f"{', exchanging text instead of token ids' if event.text else ''}; loading"
                 self._line(f"arm {event.place.arm}: {', '.join(event.peers)}, {counted(event.rounds, 'round')}{text}")
             case PeerStarted() | RoundEnded() | Evaluated():
                 self._of_peer(event)
