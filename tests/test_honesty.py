@@ -456,6 +456,30 @@ def test_one_round_late_a_message_is_tested_with_the_others_and_two_rounds_late_
     assert (test.together.tokens, test.senders["cay"].tokens) == (4 * 48, 2 * 48)
 
 
+@pytest.mark.parametrize("mode", ["vertical", "horizontal"])
+def test_what_depends_on_a_rounds_rewards_tells_nothing_about_that_round(mode: str) -> None:
+    """Advantages of one message depend on a later one in horizontal mode, and so does what π_old is known of."""
+
+    recipe = a_recipe()
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"mode": mode})})
+
+    def evidence(rewarded: bool, rounds: int) -> float:
+        test = HonestyTest(recipe)
+        for round in range(rounds):
+            judged = a_round(round, {("bob", round): completions(round), ("cay", round): completions(round + 9)})
+            if round == 1:
+                advantage, old = judged.advantage_N.clone(), list(judged.old_logp)
+                bob_N = judged.batch.source_N == judged.batch.sources.index("bob")
+                advantage[torch.from_numpy(bob_N)] = float(rewarded)
+                rows = np.flatnonzero(~bob_N | rewarded)
+                judged = replace(judged, advantage_N=advantage, rows=rows, old_logp=[old[row] for row in rows])
+            test.examine(judged)
+        return test.together.nats
+
+    assert (evidence(True, 2) == evidence(False, 2)) is (mode == "horizontal")
+    assert evidence(True, 3) != evidence(False, 3)
+
+
 # --- what gave the evidence -------------------------------------------------------------------------------------------
 
 

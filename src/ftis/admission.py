@@ -151,7 +151,7 @@ class Terms:
         prompts: the training split; a group's item is an index into it.
         assigned: (peer, round) → the items that a roster member may sample then, equally many in every round.
         roster: the names of all peers.
-        max_groups: the most groups of one message; its sender may have more to choose from.
+        max_groups: the most groups of one message.
         wanted: (peer, round) → those assigned items that this peer learns from; None: all. Other groups are passed
             over: neither their rollouts are checked nor their rewards computed.
         max_seconds: the most time spent on one message; groups not reached by then are rejected.

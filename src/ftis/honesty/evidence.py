@@ -98,8 +98,6 @@ class Detector:
         mixes reported probabilities and counts, B π_old as well. Rewards decide whether the model is run on a group,
         and so does what comes after a token. The dependence does no harm, since leaving B out only lowers the evidence.
         w is about the share of earlier groups with B.
-
-        Args:
         """
         gain_WNU, weights = mixtures(np.array(self.weights), ratios, self.share)
         w, known_N = (self.known + 1) / (self.groups + 2), ratios.known_P[ratios.group_N]

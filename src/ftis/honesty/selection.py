@@ -6,7 +6,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Sender:
         found: the round whose message took the evidence past the threshold.
         found_after: tokens tested until then, to the end of the rollout that did it.
         passages: the learner's token ids that gave most of that message's evidence.
+        raised: completions of the newest round with Â > 0, by the sender's own token numbers.
     """
 
     detector: Detector
@@ -70,6 +71,7 @@ class Sender:
     found: int | None = None
     found_after: int | None = None
     passages: list[list[int]] = field(default_factory=list)
+    raised: list[list[int]] = field(default_factory=list)
 
     @property
     def nats(self) -> float:
@@ -78,17 +80,14 @@ class Sender:
 
     def add(self, message: Message, threshold: float) -> bool:
         """Take in a message. Returns whether the evidence after one of its groups is at least ``threshold``."""
-        self.newest = message.round
-        if self.spellings.is_full:
-            new_number = self.spellings.shrink(self.frequent.tokens)
-            self.past.renumber(new_number)
-            self.frequent.renumber(new_number)
+        if message.round > self.newest:
+            self._begin(message.round)
         sent, group_N = self.spellings.as_sent(message.rollouts), message.group_N
         # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
         known = [None if one.sent else old for one, old in zip(message.rollouts, message.old_logp, strict=True)]
         ratios = ratios_of(sent, group_N, self.past, known)
-        # Rewards come with a whole message, so they tell about later messages only.
-        self.past.add_raised([one.completion_ids for one, up in zip(sent, message.raised_N, strict=True) if up])
+        # Rewards come with whole messages, and an advantage may depend on all of a round: they tell about later rounds.
+        self.raised += [one.completion_ids.tolist() for one, up in zip(sent, message.raised_N, strict=True) if up]
         nats_N, gains_NU = self.detector.add(ratios)
         ends_P = np.flatnonzero(np.diff(group_N, append=-1))
         of_tokens_P = self.frequent.add(sent, group_N)
@@ -104,6 +103,15 @@ class Sender:
             self.passages = telling_passages(message.rollouts, gains)
         self.tokens += sum(lengths)
         return bool(over_P.any())
+
+    def _begin(self, round: int) -> None:
+        self.newest = round
+        self.past.add_raised([np.array(ids, np.int32) for ids in self.raised])
+        self.raised = []
+        if self.spellings.is_full:
+            new_number = self.spellings.shrink(self.frequent.tokens)
+            self.past.renumber(new_number)
+            self.frequent.renumber(new_number)
 
     def state(self) -> Mapping[str, Any]:
         """A JSON object, of which :meth:`of` makes another that goes on."""
@@ -161,7 +169,11 @@ class HonestyTest(Selection):
     def quarantined(self) -> frozenset[str]:
         """Peers that this one no longer learns from."""
         found = frozenset(name for name, sender in self.senders.items() if sender.found is not None)
-        return found if self.recipe.honesty.action == "quarantine" else frozenset()
+        return found if self._acts else frozenset()
+
+    @property
+    def _acts(self) -> bool:
+        return self.recipe.honesty.action == "quarantine"
 
     @property
     def _groups_of_run(self) -> int:
@@ -216,6 +228,9 @@ class HonestyTest(Selection):
         """
         if len(self.recipe.peers) == 2 or message.round < self.together.newest:
             return True
+        if self.recipe.training.mode == "horizontal":
+            # Whether Â ≠ 0, and so whether log π_old is known, depends on messages of this round that come later.
+            message = replace(message, old_logp=[None] * len(message.rollouts))
         tried = copy.deepcopy(self.together)
         if tried.add(message, self.threshold):
             return False
@@ -223,7 +238,7 @@ class HonestyTest(Selection):
         return True
 
     def shares(self, judged: Judged) -> Tensor:
-        if self.recipe.honesty.action != "quarantine":
+        if not self._acts:
             return torch.ones(len(judged.rows))
         quarantined, rounds = self.quarantined, judged.batch.round_N[judged.rows].tolist()
         sent = zip(judged.source_names(), rounds, strict=True)
@@ -238,7 +253,7 @@ class HonestyTest(Selection):
             "honesty/evidence": max(sender.nats, 0.0),
             "honesty/threshold": self.threshold,
             "honesty/tokens": sender.tokens,
-            "honesty/refused": any(name == peer for name, _ in self.refused),
+            "honesty/refused": self._acts and any(name == peer for name, _ in self.refused),
             "honesty/evidence_together": max(self.together.nats, 0.0),
         }
         if sender.found is not None:

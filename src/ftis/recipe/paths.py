@@ -23,8 +23,9 @@ def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
     """
     for recipe in recipes:
         models = {peer.model: f"peers.{peer.name}.model" for peer in recipe.peers if looks_local(peer.model)}
-        tasks = [task for task in (recipe.task, *recipe.ood) if task.name == "jsonl"]
-        for path, key in {**models, **{task.path: "task.path" for task in tasks if task.path}}.items():
+        named = {"task": recipe.task, **{f"ood[{i}]": task for i, task in enumerate(recipe.ood)}}
+        tasks = {key: task for key, task in named.items() if task.name == "jsonl"}
+        for path, key in {**models, **{task.path: f"{key}.path" for key, task in tasks.items() if task.path}}.items():
             if Path(path).exists():
                 continue
             if above := next((place for place in file.resolve().parents if (place / path).exists()), None):
@@ -34,5 +35,5 @@ def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
                 )
             if path in models:
                 raise RecipeError(f"{key}: {no_model_at(path)}")
-        for task in tasks:
+        for task in tasks.values():
             files(task)

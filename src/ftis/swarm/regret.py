@@ -163,7 +163,8 @@ class NoRegret(Selection):
                 break
             if heard:
                 names, since = set(heard), back
-        # The rewards of a round are older than its learning, so a fall begins at the earliest one round later.
+        # A round's rewards are older than its learning, and with overlap older than the learning of the one before.
+        since -= self.recipe.training.overlap
         certain = self.test.behind <= since and self.test.of_last(since) >= self.threshold
         return min(names) if names and certain else None
 
