@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from run_files import differences, records_of
 from test_prompting import CHATML
 from torch import Tensor
-from toys_of_turns import Echo
+from toys_of_turns import Echo, Slow
 from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
@@ -42,6 +43,7 @@ from ftis.run.provenance import agreed_modules
 from ftis.run.runs import run as train
 from ftis.sampling import Decoding
 from ftis.seams import GIVEN
+from ftis.swarm.penalties import OWN_FAULTS
 from recipes import recipe_of, write_recipe
 
 EOS = SPECIAL_TOKENS.index("<eos>")
@@ -412,11 +414,79 @@ def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     assert "limits" in only(outcome).detail
 
 
+def own_group(play: Player, *texts: str) -> Group:
+    """Completions of these texts, as their own peer has played them."""
+    drawn = [Rollout(ids, np.zeros(len(ids), np.float32)) for ids in (ids_of(play, t) for t in texts)]
+    (rollouts,) = play.go_on([drawn], [ASKED], [play.render(ASKED)], *cast(Any, [None] * 4))
+    return Group("ada", 0, 0, rollouts)
+
+
 def test_a_turn_that_takes_too_long_fails_its_episode_alone() -> None:
-    (scored,) = admitted(player("toys_of_turns.Stuck"), "5$0$", "5$7$").admitted
-    assert scored.completions == (f"5\n> 5!\n0\n> {OVERDUE}\n", "5\n> 5!\n7")
-    assert scored.rewards == (0.0, 0.5)
-    assert only(admitted(player("toys_of_turns.Stuck"), "0$7$", "7$")).reason == Reason.UNPLAYABLE
+    play = player("toys_of_turns.Stuck")
+    group = own_group(play, "0<eos>", "7<eos>")
+    assert [rollout.overdue for rollout in group.rollouts] == [True, False]
+    assert play.judge(ASKED, group)[1:] == ((f"0\n> {OVERDUE}\n", "7"), (0.0, 0.5))
+
+
+@pytest.mark.parametrize("texts", [("5$0$", "7$"), ("0$7$", "7$")])
+def test_a_machine_that_is_too_slow_for_a_turn_costs_its_sender_nothing(texts: tuple[str, str]) -> None:
+    outcome = admitted(player("toys_of_turns.Stuck"), *texts)
+    assert (only(outcome).reason, only(outcome).reason in OWN_FAULTS) == (Reason.UNSCORED, True)
+
+
+@pytest.mark.parametrize(
+    ("slow", "text", "said", "reward"), [(False, "5$7$", "5\n> 5!\n7", 0.5), (True, "5$", None, 0.0)]
+)
+def test_the_seconds_of_an_own_turn_count_in_its_first_play_alone(
+    slow: bool, text: str, said: str | None, reward: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, numbers = player("toys_of_turns.Slow"), (signal.SIGVTALRM, signal.SIGALRM)
+    handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    here = dataclasses.replace(open_environment("toys_of_turns.Slow", apart=False), limited=True)
+    play = dataclasses.replace(play, environment=here)
+    try:
+        monkeypatch.setattr(Slow, "slow", slow)
+        group = own_group(play, text.replace("$", "<eos>"))
+        monkeypatch.setattr(Slow, "slow", not slow)
+        again, texts, rewards = play.judge(ASKED, group)
+        assert (texts, rewards) == ((said or f"5\n> {OVERDUE}\n",), (reward,))
+        assert [rollout.overdue for rollout in again.rollouts] == [slow]
+        drawn = dataclasses.replace(group.rollouts[0], overdue=None)  # its last turn is new
+        assert play.again(ASKED, drawn).overdue != slow
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_turn_that_took_too_long_leaves_nothing_behind() -> None:
+    environment = open_environment("toys_of_turns.Stuck")
+    assert environment.helper is not None
+    assert not environment.play(ASKED, ["5"]).overdue
+    process = environment.helper._process
+    assert environment.play(ASKED, ["0"]).overdue
+    assert environment.helper._process is not process
+    assert environment.play(ASKED, ["5", "6"]).answers[1]
+
+
+def test_an_alarm_at_the_end_of_a_turn_leaves_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = dataclasses.replace(open_environment("toys_of_turns.Echo", apart=False), limited=True)
+    set_timer = signal.setitimer
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGVTALRM, signal.SIGALRM)}
+
+    def late(timer: int, seconds: float) -> Any:
+        if not seconds:
+            for number in handlers:
+                signal.raise_signal(number)
+        return set_timer(timer, seconds)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    try:
+        assert not environment.play(ASKED, ["5"]).overdue
+        assert [signal.getitimer(timer)[0] for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_REAL)] == [0, 0]
+    finally:
+        for number, handler in handlers.items():
+            set_timer({signal.SIGALRM: signal.ITIMER_REAL}.get(number, signal.ITIMER_VIRTUAL), 0)
+            signal.signal(number, handler)
 
 
 def test_a_seed_is_of_the_run_and_the_problem_and_only_for_those_that_take_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 NOTHING = None
 
 
@@ -107,6 +109,17 @@ class Stuck(Echo):
 
     def get_reward(self) -> float:
         return 0.5
+
+
+class Slow(Stuck):
+    """Rings the alarm of a turn itself while it is slow."""
+
+    slow = False
+
+    def reply(self, text: str) -> str | None:
+        if self.slow:
+            signal.raise_signal(signal.SIGVTALRM)
+        return super().reply(text)
 
 
 class Dice:

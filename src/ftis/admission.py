@@ -272,7 +272,10 @@ class Admitter:
                 rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
                 continue
             try:
-                admitted.append(self._scored(self._read(group, header.tokenizer), group, self._spoken))
+                scored = self._scored(self._read(group, header.tokenizer), group, self._spoken)
+                if overdue := [row for row, rollout in enumerate(scored.group.rollouts) if rollout.overdue]:
+                    raise EpisodeError(f"rollout {overdue[0]}: the environment took too long here for its last turn")
+                admitted.append(scored)
             except UnplayableError as error:
                 rejections.append(Rejection(sender, Reason.UNPLAYABLE, group.item, str(error)))
             except (ScoringError, EpisodeError) as error:

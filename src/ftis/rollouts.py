@@ -91,6 +91,8 @@ class Rollout:
         unit: int32 [T], the unit of each token: 0 … U − 1, ascending. None: each token is a unit of its own, U = T.
         sent: the text as it came; None if ids came.
         observed: the environment's answers, in order.
+        overdue: whether the environment took too long for the last turn when this peer first played the whole episode.
+            None: it has not yet.
     """
 
     completion_ids: Ints
@@ -98,6 +100,7 @@ class Rollout:
     unit: Ints | None = None
     sent: Sent | None = None
     observed: tuple[Observed, ...] = ()
+    overdue: bool | None = None
 
     def __post_init__(self) -> None:
         if self.unit is None:

@@ -22,8 +22,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ import numpy as np
 
 from ftis.config import RecipeError
 from ftis.episodes import EpisodeError
-from ftis.rewards.helper import Helper, Judge, serve
+from ftis.rewards.helper import Helper, Judge, RetireError, serve
 from ftis.rollouts import Prompt
 from ftis.seams import ENVIRONMENTS, GIVEN, look_up
 
@@ -98,19 +97,24 @@ class Environment:
         if self.helper is not None:
             self.helper.stop()
 
-    def play(self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize) -> Transcript:
+    def play(
+        self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize, known: int = 0, overdue: bool = False
+    ) -> Transcript:
         """Play an episode from its beginning: the texts of the model's turns.
 
         Args:
             most: the most characters of the answers to a turn; longer ones end the episode.
+            known: how many turns an earlier play has timed. The machine may be slower now, so they have no limit.
+            overdue: whether the last of these took too long. It is not played again.
 
         Raises:
             EpisodeError: a method raised, returned something else, or took too long.
         """
         row = {**self.seed_of(prompt), **prompt.columns, "question": prompt.question, "answer": prompt.answer}
         if self.helper is None:
-            return self.play_here(row, turns, most)
-        found = self.helper.ask({"row": row, "turns": list(turns), "most": most})
+            return self.play_here(row, turns, most, known, overdue)
+        request = {"row": row, "turns": list(turns), "most": most, "known": known, "overdue": overdue}
+        found = self.helper.ask(request)
         if found is None:
             raise EpisodeError(
                 f"task.environment {self.path!r} did not answer within its limits of time and memory, in item "
@@ -126,17 +130,20 @@ class Environment:
             return {}
         return {"seed": int(np.random.SeedSequence((self.seed, prompt.item)).generate_state(1)[0])}
 
-    def play_here(self, row: Mapping[str, Any], turns: Sequence[str], most: int) -> Transcript:
+    def play_here(
+        self, row: Mapping[str, Any], turns: Sequence[str], most: int, known: int, overdue: bool
+    ) -> Transcript:
         """:meth:`play` in this process."""
         parameters = inspect.signature(self.instance.reset).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             row = {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
         observation, answers = self._text("reset", self.instance.reset, **row) or "", list[list[Message]]()
-        for turn in turns:
-            try:
-                with self._in_time():
-                    found = self._answers(turn)
-            except OverdueError:
+        for number, turn in enumerate(turns, 1):
+            if overdue and number == known:
+                found = None
+            else:
+                found = self._answers(turn) if number <= known else self._in_time(turn)
+            if found is None:
                 return Transcript(observation, [*answers, []], 0.0 if self.owns_reward else None, overdue=True)
             answers.append(found if sum(len(one["content"]) for one in found) <= most else [])
             if not answers[-1]:
@@ -148,28 +155,31 @@ class Environment:
             raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward}; return a finite number")
         return Transcript(observation, answers, reward if reward is None else float(reward))
 
-    @contextmanager
-    def _in_time(self) -> Iterator[None]:
-        """Stop a turn that takes too long. A call into a library that does not return ends with its process.
-
-        Raises:
-            OverdueError: the turn took too long.
+    def _in_time(self, text: str) -> list[Message] | None:
+        """The answers to a turn; None if it takes too long. A call into a library that does not return ends with its
+        process.
         """
-        timers = ("VIRTUAL", "SIGVTALRM", TURN_SECONDS), ("REAL", "SIGALRM", TURN_WAITS)
+        clocks = ("VIRTUAL", "SIGVTALRM", TURN_SECONDS), ("REAL", "SIGALRM", TURN_WAITS)
+        timers = clocks if self.limited and hasattr(signal, "setitimer") else ()
+        on = True
 
         def ring(number: int, frame: object) -> None:
-            raise OverdueError
+            nonlocal on
+            if on:  # one raises, else the second would keep the timers from being stopped
+                on = False
+                raise OverdueError
 
-        def wind(on: bool) -> None:
-            for timer, name, seconds in timers if self.limited and hasattr(signal, "setitimer") else ():
-                signal.signal(getattr(signal, name), ring)
-                signal.setitimer(getattr(signal, f"ITIMER_{timer}"), seconds if on else 0.0)
-
-        wind(True)
         try:
-            yield
+            for timer, name, seconds in timers:
+                signal.signal(getattr(signal, name), ring)
+                signal.setitimer(getattr(signal, f"ITIMER_{timer}"), seconds)
+            return self._answers(text)
+        except OverdueError:
+            return None
         finally:
-            wind(False)
+            on = False
+            for timer, *_ in timers:
+                signal.setitimer(getattr(signal, f"ITIMER_{timer}"), 0.0)
 
     def _answers(self, text: str) -> list[Message]:
         if self.tools:
@@ -251,9 +261,12 @@ def load() -> Judge:
 
     def played(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"played": environment.play_here(request["row"], request["turns"], request["most"])}
+            found = environment.play_here(**request)
         except EpisodeError as error:
             return {"error": str(error)}
+        if found.overdue and not request["overdue"]:
+            raise RetireError({"played": found})  # the turn was stopped anywhere
+        return {"played": found}
 
     return played
 

@@ -112,7 +112,8 @@ class Player:
             left: dict[int, int] = {}
             for row in going:
                 played = self.again(prompts[group_of[row]], rollouts[row])
-                rollouts[row] = replace(rollouts[row], observed=played.observed)
+                overdue = None if played.left else played.overdue
+                rollouts[row] = replace(rollouts[row], observed=played.observed, overdue=overdue)
                 left |= {row: played.left} if played.left else {}
             if not left:
                 break
@@ -135,6 +136,7 @@ class Player:
             raise UnplayableError(f"rollout {stopped[0]} stops before the episode's end")
         played = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
         rollouts = [at_most(self.most_read(prompt.item), rollout) if rollout.sent else rollout for rollout in played]
+        rollouts = [replace(r, overdue=e.overdue) for r, e in zip(rollouts, episodes, strict=True)]
         rewards = tuple(episode.reward for episode in episodes if episode.reward is not None)
         return replace(group, rollouts=tuple(rollouts)), tuple(episode.text for episode in episodes), rewards
 
@@ -145,16 +147,21 @@ class Player:
     def again(self, prompt: Prompt, rollout: Rollout) -> Played:
         """Play a rollout's drawn tokens, and compare the answers with those that it has from before, if any.
 
+        The seconds of a turn count in its first play alone.
+
         Raises:
-            EpisodeError: they differ.
+            EpisodeError: they differ, or a turn before the last took too long.
             UnplayableError: as :meth:`__call__`.
         """
         differs = EpisodeError(
             f"task.environment {self.environment.path!r} gave other answers when item {prompt.item}'s actions were "
-            f"played again: make answers depend on the row and the actions alone"
+            f"played again: make answers depend on the row, the seed and the actions alone"
         )
         try:
-            played = self(prompt, rollout.completion_ids) if rollout.sent is None else self._heard(prompt, rollout)
+            if rollout.sent is None:
+                played = self(prompt, rollout.completion_ids, len(rollout.observed), rollout.overdue)
+            else:
+                played = self._heard(prompt, rollout)
         except UnplayableError:
             if rollout.observed:
                 raise differs from None
@@ -164,10 +171,15 @@ class Player:
             raise differs
         return played
 
-    def __call__(self, prompt: Prompt, drawn: Ints) -> Played:
+    def __call__(self, prompt: Prompt, drawn: Ints, known: int = 0, overdue: bool | None = None) -> Played:
         """Play drawn tokens from the beginning of a problem's episode.
 
+        Args:
+            known: how many turns an earlier play has timed.
+            overdue: what it has found of all turns, as in :class:`~ftis.rollouts.Rollout`.
+
         Raises:
+            EpisodeError: a turn before the last took too long.
             UnplayableError: a token stands behind the episode's end, or the episode is longer than a completion may be.
         """
         turns = self.turns(drawn)
@@ -175,7 +187,7 @@ class Player:
             raise UnplayableError(f"turn {self.most_turns + 1} stands behind the episode's end")
         texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
         by_token = [int(turn[-1]) in self.end_ids for turn in turns]
-        return self._play(prompt, list(map(Turn, turns, texts, by_token)), self.most)
+        return self._play(prompt, list(map(Turn, turns, texts, by_token)), self.most, known, overdue)
 
     def _heard(self, prompt: Prompt, rollout: Rollout) -> Played:
         """Play a completion that came as text. It ends where its sender stopped, who may have had no room for more."""
@@ -188,13 +200,23 @@ class Player:
         texts = [cut_at(self.stop, piece.tobytes().decode("utf-8")) for piece in pieces]
         by_token = [not came.size_S[stop - 1] for stop in stops_S]
         turns = list(map(Turn, np.split(rollout.completion_ids, stops_T[:-1]), texts, by_token))
-        return self._play(prompt, turns, self.most_read(prompt.item), heard=True)
+        known, room = len(rollout.observed), self.most_read(prompt.item)
+        return self._play(prompt, turns, room, known, rollout.overdue, heard=True)
 
-    def _play(self, prompt: Prompt, turns: Sequence[Turn], room: int, heard: bool = False) -> Played:
+    def _play(
+        self, prompt: Prompt, turns: Sequence[Turn], room: int, known: int, overdue: bool | None, heard: bool = False
+    ) -> Played:
         """Play turns of at most ``room`` tokens with their answers. Those that were ``heard`` as text may take more."""
         ended = [turn.by_token or holds(self.stop, turn.text) for turn in turns]
         going = turns if all(ended) else turns[: ended.index(False)]
-        transcript = self.environment.play(prompt, [turn.text for turn in going], LETTERS * self.most)
+        known = known if overdue is None else len(going)
+        texts = [turn.text for turn in going]
+        transcript = self.environment.play(prompt, texts, LETTERS * self.most, known, bool(overdue))
+        if transcript.overdue and len(transcript.answers) < len(turns):
+            raise EpisodeError(
+                f"task.environment {self.environment.path!r} took too long for turn {len(transcript.answers)} of item "
+                f"{prompt.item}, and the episode goes on: let it answer sooner"
+            )
         observed: list[Observed] = []
         parts: list[str] = []
         at = used = left = 0

@@ -35,6 +35,10 @@ Judge = Callable[[dict[str, Any]], Any]
 """A request → a verdict; both survive JSON."""
 
 
+class RetireError(Exception):
+    """A judge raises it with its verdict if its process shall judge no more."""
+
+
 class Helper:
     """The process that judges. The first request starts it; a failure kills and replaces it.
 
@@ -204,14 +208,17 @@ def serve(load: Callable[[], Judge]) -> None:
         request = json.loads(line)
         # SIGPROF keeps its default, which ends the process, even inside big-number arithmetic.
         set_timer(getattr(signal, "ITIMER_PROF", 0), seconds)
+        worn = False
         try:
             verdict = judge(request)
+        except RetireError as last:
+            (verdict,), worn = last.args, True
         except Exception:  # a library on a stranger's text may raise anything
             verdict = None
         set_timer(getattr(signal, "ITIMER_PROF", 0), 0)
         # Near the limit on memory harmless requests may begin to fail.
-        large = resource is not None and peak_bytes(resource) > MEMORY_BYTES // 2
-        replies.write(json.dumps({"verdict": verdict, "retire": large}) + "\n")
+        worn = worn or (resource is not None and peak_bytes(resource) > MEMORY_BYTES // 2)
+        replies.write(json.dumps({"verdict": verdict, "retire": worn}) + "\n")
 
 
 def peak_bytes(resource: Any) -> int:
