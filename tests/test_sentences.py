@@ -187,7 +187,7 @@ def test_a_standing_is_counted_over_the_last_ten_rounds() -> None:
 
 def test_rounds_without_reward_or_others_are_counted_to_the_last_one_with() -> None:
     peer = standing("small", 9, with_last(rows([0, 0.5, 0, 0, 0]), 2, without_foreign=True), ("small", "large"))
-    assert (peer.trouble, peer.without_foreign) == (Trouble("fallen", 3, 3, 0.0, 0.25), 2)
+    assert (peer.trouble, peer.without_foreign) == (Trouble("unrewarded", 3, 3), 2)
     assert standing("small", 9, rows([0] * 7)).trouble == Trouble("unrewarded", 7, 1)
     gaps = [row for row in rows([0] * 40) if row.step % 5 == 1]
     assert standing("small", 99, gaps).trouble == Trouble("unrewarded", 36, 1)
@@ -210,6 +210,8 @@ FALLS: dict[str, tuple[list[float], Trouble | None]] = {
     "and up again": ([0.6, 0.1, 0.5], None),
     "of very little": ([0.05, 0.01, 0.01, 0.01], None),
     "never high": ([0.0, 0.0], None),
+    "by chance": ([0.75, 0.0, 1.0, 0.25, 0.5, 0.0, 0.0], None),  # rounds of a prompt or two
+    "after a climb": ([0.1, 0.3, 0.5, 0.7, 0.9, 0.0], Trouble("fallen", 1, 6, 0.0, 0.7)),
 }
 
 
@@ -222,6 +224,10 @@ def test_a_fall_is_named_as_soon_as_it_is_clear() -> None:
             assert found.learning_rate == 0.03
             assert (found.rounds, found.since) == (fall.rounds, fall.since), name
             assert (found.reward, found.before) == pytest.approx((fall.reward, fall.before)), name
+    few = {"reward_std": 0.58, "peer/a/admitted": 4}
+    assert standing("a", 9, rows([0.5, 0.0, 0.0, 0.0], **few)).trouble is None, (
+        "four completions earn so little by chance"
+    )
 
 
 def test_an_accuracy_that_fell_is_named_if_that_is_no_chance() -> None:

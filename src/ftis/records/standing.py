@@ -9,6 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -268,7 +269,7 @@ def standing(
         best=best,
         together=together,
         sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
-        trouble=_fall(rows, best or 0.0) or _nothing_learned(rows) or _unlearned(evaluations, rows),
+        trouble=_fall(name, rows, best or 0.0) or _nothing_learned(rows) or _unlearned(evaluations, rows),
         solved=solved,
         without_foreign=without_foreign,
         alone=[source_of(other, lonely) for other in others if lonely],
@@ -291,16 +292,32 @@ def _usual(rows: Sequence[RoundRow]) -> float | None:
     return fmean(row.measures["step_time"] - wait for row, wait in waits) + (median(later) if later else 0.0)
 
 
-def _fall(rows: Sequence[RoundRow], best: float) -> Trouble | None:
-    """The fall of a reward from its best mean so far, by :data:`FALLS`."""
+def _fall(name: str, rows: Sequence[RoundRow], best: float) -> Trouble | None:
+    """The fall of a reward from its best mean so far, by :data:`FALLS`, if no noise explains it."""
     rewards = [row.measures["reward"] for row in rows if "reward" in row.measures]
     steps = [row.step for row in rows if "reward" in row.measures]
     for least, high, fraction in FALLS[::-1]:
         last = next((i for i in reversed(range(len(rewards))) if rewards[i] > fraction * best), -1) + 1
         if best >= high and 0 < last <= len(rewards) - least:
+            noise = _noise(name, [row for row in rows if row.step < steps[last]]) / math.sqrt(min(last, MEAN_OF))
+            if best - fmean(rewards[last:]) <= 3 * noise:
+                continue
             rate = _highest_rate([row for row in rows if row.step <= steps[last]])
             return Trouble("fallen", steps[-1] - steps[last] + 1, steps[last], fmean(rewards[last:]), best, rate)
     return None
+
+
+def _noise(name: str, rows: Sequence[RoundRow]) -> float:
+    """The standard error of a round's mean reward: from its completions, or from one round to the next if that is more.
+
+    The second knows that completions of one prompt earn alike. A trend adds little to it.
+    """
+    seen = [row.measures for row in rows if "reward" in row.measures]
+    within = [
+        m["reward_std"] / math.sqrt(n) for m in seen if "reward_std" in m and (n := m.get(f"peer/{name}/admitted"))
+    ]
+    steps = [(b["reward"] - a["reward"]) ** 2 / 2 for a, b in pairwise(seen)]
+    return max(fmean(within) if within else 0.0, math.sqrt(fmean(steps)) if steps else 0.0)
 
 
 def _highest_rate(rows: Sequence[RoundRow]) -> float:
