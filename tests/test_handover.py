@@ -294,7 +294,7 @@ def test_a_draw_beside_the_learner_is_the_one_that_it_waits_for(
             threads.add(threading.current_thread().name.partition("_")[0])
             return complete(self, *asked)
 
-        monkeypatch.setattr(Twin, "beside", beside)
+        monkeypatch.setattr(Twin, "draws_alone", beside)
         monkeypatch.setattr(Twin, "complete", noted)
         recipe = of_two(place, models, "twin.with_twin", overlap=1).model_copy(update={"name": f"beside-{beside}"})
         ftis.train(recipe)
@@ -312,7 +312,7 @@ def test_a_draw_beside_the_learner_is_the_one_that_it_waits_for(
 def test_a_run_stops_in_the_round_in_which_its_engine_goes_wrong(
     place: Path, models: dict[str, Path], overlap: int, sampler: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Twin, "beside", True)
+    monkeypatch.setattr(Twin, "draws_alone", True)
     recipe = of_two(place, models, sampler, overlap=overlap)
     with pytest.raises(FtisError, match=words):
         ftis.train(recipe)

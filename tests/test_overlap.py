@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from run_files import differences, records_of, weights
+from twin import Twin
 
-from ftis.admission import Collected
+from ftis.admission import Admitter, Collected
 from ftis.config import Recipe, RecipeError
 from ftis.learning import judge
 from ftis.peer import Peer
 from ftis.recipe.parsing import parse
-from ftis.records.events import Event, NetworkEvent, RoundEnded
+from ftis.records.events import Event, NetworkEvent, RoundEnded, unheard
 from ftis.records.files import read_jsonl, saved_steps
 from ftis.records.writing import Records
 from ftis.rollouts import collate
@@ -197,6 +198,41 @@ def test_killed_at_each_point_of_a_round_it_ends_as_if_unbroken(
     assert all(torch.equal(one[key], other[key]) for key in one)
     rows = read_jsonl(unbroken / "metrics.jsonl")
     assert [row["sampling/staleness"] for row in rows] == [int(at not in (0, ALARM)) for at in range(ROUNDS)]
+
+
+@pytest.mark.parametrize(("owner", "method"), [(Peer, "sample_items"), (Admitter, "score_group")])
+def test_a_finished_round_outlives_the_failure_of_the_draw_for_the_next(
+    owner: type, method: str, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vLLM server draws round 3 while the peer learns from round 2."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(Twin, "draws_alone", True)
+    training, sampling = {"save_every": ROUNDS}, {"sampler": "twin.with_twin", "max_completion_length": 8}
+    recipe = recipe_in(tmp_path, models, training=training, sampling={"num_generations": 8, **sampling})
+
+    def train() -> None:
+        step = max(saved_steps(tmp_path), default=0)
+        with closing(assemble(recipe, "a", tmp_path, resume_step=step)) as trainer, suppress(StopIteration):
+            rounds = trainer.train(unheard)
+            next(rounds)
+            while True:
+                rounds.send(Collected({}, ("b",)))
+
+    original = getattr(owner, method)
+
+    def failing(self: Any, asked: Any, *more: Any) -> Any:
+        if 3 in more or getattr(asked, "round", 0) == 3:
+            raise OSError("no server, or no reward")
+        return original(self, asked, *more)
+
+    monkeypatch.setattr(owner, method, failing)
+    with pytest.raises(OSError, match="no reward"):
+        train()
+    monkeypatch.setattr(owner, method, original)
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert saved_steps(tmp_path) == [3]
+    train()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [*range(1, ROUNDS + 1)]
 
 
 def test_peers_of_one_machine_overlap_and_a_stopped_run_goes_on_alike(tmp_path: Path, models: dict[str, Path]) -> None:

@@ -28,7 +28,7 @@ import ftis
 from ftis.check.preflight import sound
 from ftis.config import Recipe, RecipeError
 from ftis.engines import vllm, vllm_server
-from ftis.engines.handover import Copied, SamplerError
+from ftis.engines.handover import Copied, SamplerError, in_background
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import Stopping
 from ftis.policy import Policy
@@ -337,6 +337,34 @@ def test_an_answer_that_is_none_of_vllm_is_one_line(
         with pytest.raises(SamplerError) as error:
             sampler(policy, [np.array([4, 5], np.int32)], 1, Decoding(4), 0)
     assert_one_line(error, said)
+
+
+def test_a_program_need_not_wait_for_a_draw_and_a_closed_engine_asks_no_more(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, asked, full, go = set(threading.enumerate()), list[Any](), threading.Event(), threading.Event()
+
+    def ask(self: vllm_server.Served, path: str, body: Any = None) -> Any:
+        if body is None:
+            return {"data": [{"id": "the-base"}]}
+        asked.append(body)
+        if len(asked) == vllm_server.AT_ONCE:
+            full.set()
+        go.wait()
+        return {"choices": []}
+
+    monkeypatch.setattr(vllm_server.Served, "_ask", ask)
+    engine = vllm_server.Served(tiny_policy("llama"), "http://nowhere", torch.float32, None, 1.0)
+    prompts = [np.array([4], np.int32)] * (vllm_server.AT_ONCE + 3)
+    drawing = in_background(lambda: engine.complete(prompts, 1, Decoding(4), range(len(prompts)), []), "draw")
+    full.wait()
+    threads = set(threading.enumerate()) - before
+    assert all(thread.daemon for thread in threads)
+    engine.close()
+    go.set()
+    with pytest.raises(SamplerError, match="over"):
+        drawing.result()
+    assert len(asked) == vllm_server.AT_ONCE
 
 
 def test_a_server_that_takes_too_long_is_one_line(tiny_policy: TinyPolicy) -> None:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +35,12 @@ from ftis.policy import Policy
 from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
 from ftis.sampling import Decoding, Sampler
 
-Drawn = TypeVar("Drawn")
+T = TypeVar("T")
 
 CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
 """The number of completions of a draw that the learner scores, and the most tokens of each."""
 SHORT = 8
-"""Their tokens before a draw beside the learner, which cannot be scored once it has learned."""
+"""Their tokens before a draw that cannot be scored at its end, when the learner has other weights."""
 FINEST = 1e-6
 """Log-probabilities in float32 that differ by less are equal."""
 SURE = 5.0
@@ -72,6 +73,20 @@ class CheckedRows(NamedTuple):
     learner_M: Nats
 
 
+def in_background(work: Callable[[], T], name: str) -> Future[T]:
+    """Do ``work`` in a thread of its own. Unlike a pool's, it does not keep the program from its end."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
 class Engine(Protocol):
     """Completes prompts with its own copy of the weights.
 
@@ -79,13 +94,13 @@ class Engine(Protocol):
         name: for error messages.
         dtype: the precision of its arithmetic.
         remedy: the setting to change if its log-probabilities belong to another distribution.
-        beside: whether it completes in another process, so that it may draw while the learner learns.
+        draws_alone: whether it completes in another process, so that it may draw while the learner learns.
     """
 
     name: str
     dtype: torch.dtype
     remedy: str
-    beside: bool = False
+    draws_alone: bool = False
 
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
@@ -126,13 +141,8 @@ class Copied(Sampler):
         self._drawing: Future[Any] | None = None
         self.drew = self.waited = 0.0
 
-    @property
-    def beside(self) -> bool:
-        """Whether a draw may go on while the learner learns."""
-        return self.engine.beside
-
-    def start(self, policy: Policy, prompt: Ints, decoding: Decoding, draw: Callable[[], Drawn]) -> Future[Drawn]:
-        """Run ``draw``, which calls this sampler, in a thread beside the learner. New weights wait until it is done.
+    def start(self, policy: Policy, prompt: Ints, decoding: Decoding, draw: Callable[[], T]) -> Future[T]:
+        """Run ``draw``, which calls this sampler, while the learner learns. New weights wait until it is done.
 
         A few short completions of ``prompt`` are compared with the learner's before, by the same weights.
 
@@ -144,14 +154,12 @@ class Copied(Sampler):
             self(policy, [prompt], CHECKED_ROLLOUTS, short, 0)
             self._checked.add(decoding)
 
-        def timed() -> Drawn:
+        def timed() -> T:
             began, drawn = time.monotonic(), draw()
             self.drew = time.monotonic() - began
             return drawn
 
-        threads = ThreadPoolExecutor(1, thread_name_prefix="draw")
-        self._drawing = drawing = threads.submit(timed)
-        threads.shutdown(wait=False)
+        self._drawing = drawing = in_background(timed, "draw")
         return drawing
 
     def __call__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
@@ -62,11 +61,6 @@ class Stopping(Sampler):
     def in_place(self) -> bool:
         """Whether the sampler draws from the policy itself, in its arithmetic."""
         return getattr(self.sampler, "in_place", False)
-
-    @property
-    def beside(self) -> Any:
-        """The sampler, if it may draw while the learner learns; otherwise None."""
-        return self.sampler if getattr(self.sampler, "beside", False) else None
 
     def __call__(
         self,

@@ -7,17 +7,17 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
+from threading import BoundedSemaphore
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from ftis.engines.agreement import Rows
-from ftis.engines.handover import Completion, Engine, SamplerError, Written
+from ftis.engines.handover import Completion, Engine, SamplerError, Written, in_background
 from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints
 from ftis.sampling import Decoding
@@ -32,7 +32,7 @@ class Served(Engine):
     """A server's model, or the adapter that it was given last."""
 
     remedy = "Start vllm serve with --logprobs-mode processed_logprobs"
-    beside = True
+    draws_alone = True
 
     def __init__(self, policy: Policy, url: str, dtype: torch.dtype, directory: str | None, timeout: float) -> None:
         self.url, self.dtype, self.timeout = url.rstrip("/"), dtype, timeout
@@ -40,6 +40,7 @@ class Served(Engine):
         self.base = self._read("/v1/models", self._ask("/v1/models"), lambda answer: str(answer["data"][0]["id"]))
         self.written = Written(directory)
         self.adapter: str | None = None
+        self.closed = False
 
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
@@ -82,19 +83,23 @@ class Served(Engine):
         self._ask("/reset_prefix_cache", {})
 
     def close(self) -> None:
+        self.closed = True
         with suppress(SamplerError):  # the server may be gone, and the run is over
             if self.adapter:
                 self._ask("/v1/unload_lora_adapter", {"lora_name": self.adapter})
         self.written.close()
 
     def _completions(self, bodies: Sequence[Mapping[str, Any]], read: Callable[[Any], T]) -> list[T]:
-        model = self.adapter or self.base
-        with ThreadPoolExecutor(min(AT_ONCE, len(bodies))) as threads:
-            return list(
-                threads.map(
-                    lambda body: self._read(COMPLETIONS, self._ask(COMPLETIONS, {"model": model, **body}), read), bodies
-                )
-            )
+        model, room = self.adapter or self.base, BoundedSemaphore(AT_ONCE)
+
+        def answer(body: Mapping[str, Any]) -> T:
+            with room:
+                if self.closed:
+                    raise SamplerError(f"{self.name}: the run is over")
+                return self._read(COMPLETIONS, self._ask(COMPLETIONS, {"model": model, **body}), read)
+
+        answers = [in_background(partial(answer, body), "request") for body in bodies]
+        return [each.result() for each in answers]
 
     def _read(self, path: str, answer: Any, read: Callable[[Any], T]) -> T:
         """Apply ``read`` to an answer.

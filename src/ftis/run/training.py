@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from ftis.admission import Score
 from ftis.engines.devices import peak_bytes
+from ftis.engines.handover import Copied
+from ftis.engines.stops import Stopping
 from ftis.episodes import Episodes
 from ftis.measures import RoundRecord
 from ftis.member import Outgoing
@@ -37,6 +39,7 @@ from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 from ftis.run.evaluate import Exam
 from ftis.run.together import Rounds
+from ftis.sampling import Sampler
 from ftis.swarm.regret import NoRegret
 
 
@@ -70,6 +73,33 @@ class EvalSplit:
         ]
         named = zip(["validation", *numbered], [task, *ood], scores, renders, episodes, strict=True)
         return tuple(cls(name, of.validation, score, render, one) for name, of, score, render, one in named)
+
+
+class Drawing(NamedTuple):
+    """A draw that goes on while the peer learns.
+
+    Attributes:
+        started: seconds until it went on by itself.
+    """
+
+    groups: Future[list[Group]]
+    sampler: Copied
+    started: float
+
+
+def drawing_copy(sampler: Sampler) -> Copied | None:
+    """The sampler within stop strings, if it may draw while the learner learns."""
+    inner = sampler.sampler if isinstance(sampler, Stopping) else sampler
+    return inner if isinstance(inner, Copied) and inner.engine.draws_alone else None
+
+
+def count_draw(metrics: dict[str, Any], drawing: Drawing) -> None:
+    """Count the seconds for which a round stood still for a draw as sampling."""
+    waited = drawing.sampler.waited
+    metrics["time/wait"] -= drawing.started
+    metrics["time/update"] -= waited
+    metrics["time/sample"] += drawing.started + waited
+    metrics["time/draw"] = drawing.sampler.drew
 
 
 @dataclass(frozen=True)
@@ -117,19 +147,21 @@ class Trainer:
                 member.cursor = replace(member.cursor, step=round)
                 outgoing = peer.begin(round)
                 offer(outgoing)
-                beside, began = None, time.monotonic()
+                drawing = None
                 if training.overlap and round + 1 < training.rounds:
-                    beside = self.sample_ahead(round + 1)
-                started = time.monotonic() - began
+                    drawing = self.sample_ahead(round + 1)
                 collected = yield outgoing
                 if collected is None:
                     raise Stopped
                 record = peer.finish(round, collected)
-                if beside is not None:
-                    self.take(round + 1, beside.result(), record, started)
-                self.go_back()  # before anybody copies the weights
-                self.record(record, say)
-                self.report_guard(say)
+                try:
+                    if drawing is not None:
+                        peer.ahead = self.scored(round + 1, drawing.groups.result())
+                        count_draw(record.metrics, drawing)
+                finally:  # the round is finished, also if the draw of the next one failed
+                    self.go_back()  # before anybody copies the weights
+                    self.record(record, say)
+                    self.report_guard(say)
             except Stopped:
                 self.save_once()
                 say(PeerStopped(member.cursor.step))
@@ -142,40 +174,31 @@ class Trainer:
             self.evaluate_where_due(training.rounds, say)
         say(PeerFinished(member.cursor.step))
 
-    def sample_ahead(self, round: int) -> Future[list[Group]] | None:
+    def sample_ahead(self, round: int) -> Drawing | None:
         """Sample a round before the present one is learned from.
 
         Returns:
-            the groups to come, if the sampler draws beside the learner; otherwise the peer has them.
+            the draw under way, if the sampler draws while the learner learns; otherwise the peer has the groups.
         """
         peer, member = self.peer, self.peer.member
-        copied = getattr(peer.sampler, "beside", None)
-        if copied is None or not peer.agreed or member.admitter.episodes is not None:
+        sampler = drawing_copy(peer.sampler)
+        if sampler is None or not peer.agreed or member.admitter.episodes is not None:
             peer.sample_ahead(round)
             return None
-        items = sorted(member.assigned(peer.name, round))
-        drawing: Future[list[Group]] = copied.start(
+        items, began = sorted(member.assigned(peer.name, round)), time.monotonic()
+        groups = sampler.start(
             peer.policy,
             member.prompt_ids[items[0]],
             peer.decoding,
             lambda: peer.sample_items(items, peer.recipe.rollouts_per_group, round, "sample"),
         )
-        return drawing
+        return Drawing(groups, sampler, time.monotonic() - began)
 
-    def take(self, round: int, groups: Sequence[Group], record: RoundRecord, started: float) -> None:
-        """Score groups that were drawn while the peer learned.
-
-        Args:
-            record: of the round before. The seconds for which it stood still for the draw count as sampling.
-            started: seconds until the draw went on by itself.
-        """
-        peer, sampler, began = self.peer, cast(Any, self.peer.sampler), time.monotonic()
-        own = [peer.member.admitter.score_group(group) for group in groups]
-        peer.ahead = Drawn(round, own, 1, time.monotonic() - began)
-        record.metrics["time/wait"] -= started
-        record.metrics["time/update"] -= sampler.beside.waited
-        record.metrics["time/sample"] += started + sampler.beside.waited
-        record.metrics["time/draw"] = sampler.beside.drew
+    def scored(self, round: int, groups: Sequence[Group]) -> Drawn:
+        """Groups that were drawn while the peer learned, with their rewards."""
+        began = time.monotonic()
+        own = [self.peer.member.admitter.score_group(group) for group in groups]
+        return Drawn(round, own, 1, time.monotonic() - began)
 
     @property
     def guard(self) -> NoRegret | None:
