@@ -316,7 +316,8 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
         say(PeerStarted(first))
         say(trainer.evaluate(trainer.splits))
         for round in range(first, last):
-            record = replay_round(peer, round, recording.batch(peer, round))
+            staleness = recorded[round + 1].get("sampling/staleness", 0)
+            record = replay_round(peer, round, recording.batch(peer, round), staleness)
             record.metrics.update(_not_replayed(recorded[round + 1]))
             trainer.go_back()
             trainer.record(record, say)
@@ -328,15 +329,18 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
     say(PeerFinished(last))
 
 
-def replay_round(peer: Peer, round: int, batch: Batch) -> RoundRecord:
+def replay_round(peer: Peer, round: int, batch: Batch, staleness: int = 0) -> RoundRecord:
     """Learn from a recorded batch as :meth:`ftis.peer.Peer.finish` does from its own.
 
     Selections hear of each sender whose rollouts the batch holds, so those that remember decide as in a round.
+
+    Args:
+        staleness: rounds that the run had learned from since it sampled its own rollouts.
     """
     for source in batch.sources:
         for selection in peer.member.selections if source != peer.name else ():
             selection.heard(Admission(source, (), ()), round)
-    return peer.learn_from(round, batch, RoundExchange(Collected({}), 0, ()), Stopwatch())
+    return peer.learn_from(round, batch, RoundExchange(Collected({}), 0, ()), Stopwatch(), staleness)
 
 
 def _not_replayed(metrics: Mapping[str, Any]) -> dict[str, Any]:

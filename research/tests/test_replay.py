@@ -39,6 +39,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
         arms=[
             {"name": "F-TIS"},
             {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
+            {"name": "ahead", "set": {"training.overlap": 1, "training.rounds": 3}},
         ],
     )
     return trained(place)
@@ -80,13 +81,12 @@ def test_a_replay_goes_back_where_the_run_did(
     assert same(*(of / "checkpoint-7" for of in both))
 
 
-@pytest.mark.parametrize("arm", ["F-TIS", "alone"])
-def test_under_its_own_objective_a_replay_repeats_the_run_bit_for_bit(arm: str, run: Path) -> None:
+@pytest.mark.parametrize(("arm", "last"), [("F-TIS", 4), ("alone", 2), ("ahead", 3)])
+def test_under_its_own_objective_a_replay_repeats_the_run_bit_for_bit(arm: str, last: int, run: Path) -> None:
     torch.rand(3)  # what was drawn before must not matter
     assert research(replay_run, str(run), "--arm", arm, "--objective", "F-TIS") == 0
     for peer in "ab":
         both = run / "replay" / f"F-TIS-on-{arm}" / peer, run / arm / peer
-        last = 2 if arm == "alone" else 4
         assert same(*(directory / f"checkpoint-{last}" for directory in both))
         file = f"checkpoint-{last}/trainer_state/optimizer.pt"
         states = [torch.load(directory / file, weights_only=True)["state"].values() for directory in both]
