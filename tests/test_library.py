@@ -123,6 +123,52 @@ def test_one_function_has_one_name_and_another_has_another() -> None:
     assert look_up(name, "objective.name") is OBJECTIVES["GSPO"]
 
 
+OF_A_SCRIPT = """
+import functools, itertools
+from ftis.recipe.own_code import give
+
+class First:
+    def reset(self, **row):
+        return None
+
+def made(sign):
+    class Game(First):
+        shown = [lambda text: text + sign]
+        count = len
+        short = functools.partial(max, key=lambda one: one)
+
+        def reset(self, **row):
+            return super().reset(**row)
+
+        @property
+        def sign(self):
+            return sign
+
+        @staticmethod
+        def plain(text):
+            return text
+
+        @classmethod
+        def of(cls):
+            return cls()
+
+        @functools.cache
+        def twice(self):
+            return 2 * sign
+
+    return Game
+
+print(give(made("+")), give(made("+")), give(made("-")))
+"""
+
+
+def test_a_class_has_one_name_in_all_processes() -> None:
+    said = [subprocess.check_output([sys.executable, "-c", OF_A_SCRIPT], text=True).split() for _ in range(2)]
+    ((one, same, other), again) = said
+    assert again == [one, same, other]
+    assert one == same != other
+
+
 def test_another_process_says_that_it_has_not_the_function(keys: dict[str, Any]) -> None:
     with pytest.raises(ftis.FtisError, match=r'processes = "inline"'):
         ftis.load(keys, reward=rewarding(0), processes="parallel")

@@ -9,8 +9,9 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
@@ -22,6 +23,10 @@ from ftis.seams import GIVEN
 PACKAGE = Path(ftis.__file__).parent
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
+WRAPPERS = (property, staticmethod, classmethod, partial, cached_property, type(cache(len)))
+WRAPPED = ("__wrapped__", "fget", "fset", "fdel", "func", "args", "keywords")
+"""What these hold. Their own texts have an address, which is another in each process."""
+
 
 def give(thing: Any) -> str:
     """The name of an object in a recipe: its dotted path, or a name that holds in this process.
@@ -29,29 +34,55 @@ def give(thing: Any) -> str:
     The second ends in a digest of what a function or a class does, so that another one has another name, and a run is
     resumed with the same one alone. Anything else goes by its identity.
     """
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__name__)
-    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing:
-        return f"{module}.{name}"
+    if path := _path(thing):
+        return path
+    name = getattr(thing, "__qualname__", type(thing).__name__)
     word = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "it"
-    made = f"given.{word}_{hashlib.sha256(_spelled(thing).encode()).hexdigest()[:8]}"
+    made = f"given.{word}_{hashlib.sha256(_spelled(thing, []).encode()).hexdigest()[:8]}"
     GIVEN[made] = thing
     return made
 
 
-def _spelled(thing: Any) -> str:
-    """All that a function depends on except globals."""
+def _path(thing: Any) -> str | None:
+    """The dotted path of what a module holds under its own name; None of anything else."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__name__)
+    known = module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing
+    return f"{module}.{name}" if known else None
+
+
+def _spelled(thing: Any, seen: list[Any]) -> str:
+    """All that a function depends on except globals.
+
+    Args:
+        seen: what is spelled already, or just being: a method with ``super()`` holds its class.
+    """
+
+    def of(parts: Iterable[Any]) -> list[str]:
+        return [_spelled(part, seen) for part in parts]
+
     if isinstance(thing, frozenset):  # whose order is another in each process
-        return str(sorted(map(_spelled, thing)))
+        return str(sorted(of(thing)))
+    if isinstance(thing, tuple):
+        return str(of(thing))
     if isinstance(thing, CodeType):
-        return f"{thing.co_code.hex()} {thing.co_names} {[_spelled(one) for one in thing.co_consts]}"
+        return f"{thing.co_code.hex()} {thing.co_names} {of(thing.co_consts)}"
+    if isinstance(thing, WRAPPERS):
+        return f"{type(thing)} {of(getattr(thing, name, None) for name in WRAPPED)}"
+    if isinstance(thing, (FunctionType, type, list, dict)):
+        if number := next((n for n, one in enumerate(seen, 1) if one is thing), 0):
+            return f"number {number}"
+        seen.append(thing)
+    if isinstance(thing, list):
+        return str(of(thing))
+    if isinstance(thing, dict):
+        return str(of(thing.items()))
     if isinstance(thing, FunctionType):
         held = [cell.cell_contents for cell in thing.__closure__ or ()]
-        around = [*held, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
-        return f"{_spelled(thing.__code__)} {[_spelled(one) for one in around]}"
+        return str(of((thing.__code__, *held, thing.__defaults__, thing.__kwdefaults__)))
     if isinstance(thing, type):
         own = {name: part for name, part in vars(thing).items() if name == "__init__" or not name.startswith("__")}
-        return f"{thing.__mro__[1:]} {[(name, _spelled(part)) for name, part in own.items()]}"
-    return f"{thing!r} {id(thing)}" if callable(thing) else repr(thing)
+        return f"{thing.__mro__[1:]} {_spelled(own, seen)}"
+    return _path(thing) or f"{thing!r} {id(thing)}" if callable(thing) else repr(thing)
 
 
 def error_of_own_code(error: BaseException) -> str | None:
