@@ -154,6 +154,14 @@ STAGES = {"sampling": ("sample", "exchange"), "waiting": ("wait",), "learning": 
 """What a peer does in a round, and the stages of metrics.jsonl that this is. Between rounds it is evaluating."""
 
 
+def seconds_by_stage(*rounds: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by what the peer did, over the metrics of some rounds."""
+    return {
+        name: float(sum(metrics.get(f"time/{stage}") or 0 for metrics in rounds for stage in stages))
+        for name, stages in STAGES.items()
+    }
+
+
 @dataclass(frozen=True)
 class RoundEnded:
     """A peer finished a round.

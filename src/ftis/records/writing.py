@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ftis.config import FtisError
 from ftis.metric_keys import by_peer
-from ftis.records.events import STAGES, Evaluated, Event, PeerStarted, RoundEnded, Say, to_json
+from ftis.records.events import Evaluated, Event, PeerStarted, RoundEnded, Say, seconds_by_stage, to_json
 from ftis.records.files import append_jsonl, read_jsonl, timestamp, write_jsonl, write_whole
 from ftis.records.lines import RecordsError
 from ftis.seams import TRACKERS, look_up
@@ -203,11 +203,6 @@ class EventLog:
                 totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
             totals["quarantined"] = int(measures.get("honesty/quarantined", False))
         self.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}
-
-
-def seconds_by_stage(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """A round's seconds by what the peer did."""
-    return {name: sum(metrics.get(f"time/{stage}") or 0.0 for stage in stages) for name, stages in STAGES.items()}
 
 
 def written_after(directory: Path, step: int) -> list[Path]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.check.formatting import amount, counted, seconds_text
+from ftis.records.events import seconds_by_stage
 from ftis.records.pairs import ArmRounds
 from ftis.records.reading import VALIDATION, ArmOfRun, OwnSeconds, PeerRun, RoundRow, Study
 from ftis.records.standing import reward_means, standings
@@ -126,14 +127,12 @@ def spent_table(arm: ArmOfRun) -> Cost | None:
             continue
         lately = peer.rounds[-LATELY:]
         own, n = OwnSeconds.over(lately), len(lately)
-        waited = sum(row.measures.get("time/wait", 0.0) for row in lately)
-        each = [seconds_text(of / n) for of in (own.sampling, own.exchange, own.training, waited)]
+        stages = seconds_by_stage(*(row.measures for row in lately))
+        each = [seconds_text(of / n) for of in (own.sampling, own.exchange, own.training, stages["waiting"])]
         tokens = amount(lately[-1].measures.get("tokens_sampled"))
         moved = (_megabytes(peer.bytes_sent), _megabytes(peer.bytes_received))
         evaluating = sum(of.seconds for of in peer.evaluations if of.step >= lately[0].step)
-        doing = {"sampling": own.sampling, "waiting": waited, "learning": own.exchange + own.training}
-        doing["evaluating"] = evaluating
-        spent = of_its_time(doing)
+        spent = of_its_time({**stages, "evaluating": evaluating})
         rows.append([name, f"{lately[-1].step:,}", tokens, *moved, *each, _tokens_per_second(lately), spent])
     if not rows:
         return None
