@@ -27,6 +27,7 @@ from light_swarm import free_port
 from ftis.admission import Collected
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import NetworkConfig, Recipe
+from ftis.member import Outgoing
 from ftis.swarm import manifest as manifests
 from ftis.swarm.facts import ExchangeError, agreement, run_id
 from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
@@ -532,3 +533,18 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     assert "sampling 75%, waiting 25%" in " ".join(out.getvalue().split())
     assert not set(out.getvalue()) & {"\x1b", "\x07", "\r"}
     served.undeclare()  # type: ignore[no-untyped-call]
+
+
+def test_a_peer_that_samples_while_messages_arrive_is_sampling(peers: Peers) -> None:
+    a, b = peers.open("a"), peers.open("b")
+    both_ready(a, b)
+    b.publish(0, peers.message("b", 0))
+    collected = a.offer_and_collect(Outgoing(0, peers.message("a", 0), ()))  # in a thread of its own in a run
+    states = [a.status["state"]]
+
+    def messages() -> Collected | None:
+        states.append(a.status["state"])
+        return collected
+
+    assert a.wait_for(messages) is collected is not None
+    assert [*states, a.status["state"]] == ["sampling", "collecting", "training"]

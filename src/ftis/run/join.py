@@ -244,12 +244,12 @@ def join(
                 stop.is_set,
                 network.catch_up,
                 # Messages arrive while the peer samples ahead.
-                lambda outgoing: arriving.append(aside.submit(network.exchange, outgoing)),
+                lambda outgoing: arriving.append(aside.submit(network.offer_and_collect, outgoing)),
             )
             with suppress(StopIteration):
                 next(rounds)
                 while True:
-                    rounds.send(arriving.pop().result())
+                    rounds.send(network.wait_for(arriving.pop().result))
     return member.cursor.step == swarm.training.rounds
 
 

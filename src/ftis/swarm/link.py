@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -186,6 +187,17 @@ class NetworkExchange:
         Raises:
             ExchangeError: the round cannot be closed.
         """
+        return self.wait_for(partial(self.offer_and_collect, outgoing))
+
+    def wait_for(self, messages: Callable[[], Collected | None]) -> Collected | None:
+        """The result of :meth:`offer_and_collect`. Until it is there, the peer's status is that it collects."""
+        self.status["state"] = "collecting"
+        collected = messages()
+        self.status["state"] = "training"
+        return collected
+
+    def offer_and_collect(self, outgoing: Outgoing) -> Collected | None:
+        """As :meth:`exchange`, for a thread of its own: the peer meanwhile does what its status says."""
         if self._should_stop():
             return None
         try:
@@ -241,12 +253,10 @@ class NetworkExchange:
             Stopped: asked to stop while waiting, or closed by another thread.
             ExchangeError: the round cannot be closed.
         """
-        self.status["state"] = "collecting"
         with self.changed:
             self.rounds.collect(round, time.monotonic(), skip, offers_only)
         while (collected := self._poll()) is None:
             pass
-        self.status["state"] = "training"
         return collected
 
     def _poll(self) -> Collected | None:
