@@ -152,6 +152,15 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monke
         return int(rows * (places * slot + 3 * 4 * text.vocab_size) + prefill)
 
     assert found.sampling == max(drawn(8, 2), drawn(4, 4)) + copied  # a round's, or an evaluation's
+    task, sampling = ({"environment": "guess"}, {"max_turns": 2})
+    played = recipe.model_copy(
+        update={"task": recipe.task.model_copy(update=task), "sampling": recipe.sampling.model_copy(update=sampling)}
+    )
+    in_turns = peak_memory(played, recipe.peers[0], shape, [9, 5, 7, 9], program=7).sampling
+    assert in_turns == max(drawn(n, p) + 2 * n * (9 + 8) * slot for n, p in ((8, 2), (4, 4))) + copied
+    with monkeypatch.context() as less:
+        less.setattr(slots, "CPU_CACHE_BYTES", 2 * drawn(8, 0, 9 + 8 - 1) - 1)  # less than twice the rows of a round
+        assert peak_memory(played, recipe.peers[0], shape, [9, 5, 7, 9], program=7).sampling < in_turns
     split = recipe_of(model, tokens_per_microbatch=40)
     assert peak_memory(split, split.peers[0], shape, [9, 5, 7, 9], 0).update < found.update
 

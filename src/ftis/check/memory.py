@@ -28,6 +28,7 @@ from ftis.engines.slots import (
     parts_of_a_group,
     prefill_bytes,
     prompts_prefilled,
+    row_bytes,
 )
 from ftis.objectives import resolve
 from ftis.policy import Policy, resolve_device, resolve_dtype
@@ -140,13 +141,18 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
     cache, within, refills = 0, cache_bytes(device), swarm.sampling.sampler != "transformers"
     kept_in = cached_number(dtype, refills)
+    episodes = swarm.sampling.max_turns > 1 and any(task.environment for task in (swarm.task, *swarm.ood))
+    episodes = episodes and swarm.sampling.sampler in ("auto", "builtin")
     for groups, of_each, most in drawn:
+        rows = groups * of_each
+        keeps = episodes and rows * row_bytes(shape.config, longest + steps - 1, kept_in) <= within // 2
         split = parts_of_a_group(shape.config, longest, steps, kept_in, of_each, within, refills)
         groups, of_each = groups * split, math.ceil(of_each / split)
         at_once, a_row = groups_within(shape.config, longest, steps, kept_in, groups, of_each, most, within, refills)
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
-        cache = max(cache, at_once * of_each * a_row + prefill)
+        of_turns = 2 * rows * (a_row - row_bytes(shape.config, 0, kept_in)) if keeps else 0  # this one's, the last's
+        cache = max(cache, at_once * of_each * a_row + prefill + of_turns)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM
     copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
     if peer.frozen_dtype == "nf4":  # its steps are the model's own
