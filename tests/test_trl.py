@@ -648,12 +648,12 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
     stage, problem = trainer._stage, trainer.member.task.train[0]
     begins = tokenizer.decode(trainer.member.prompt_ids[0]).partition("<|im_end|>")[0][-1]
     (row,) = trainer._rows([0])
-    environment = stage.environments(1)[0]
-    assert environment.reset(**row) == f" {begins}"  # as TRL resets it
+    assert stage.environments(1)[0].reset(**row) == f" {begins}"  # as TRL resets it
     calls = {n: json.dumps({"name": "earn", "arguments": {"coins": n}}) for n in (1, 10)}
     for last, overdue, reward in ((1, False, int(begins) + 2.0), (10, True, 0.0), (1, False, int(begins) + 2.0)):
         text = "".join(f"<tool_call>{calls[n]}</tool_call><|im_end|>" for n in (1, last))
         ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        (environment,) = stage.environments(1)
         played = stage.finished(environment, problem, Rollout(ids, np.zeros(len(ids), np.float32)))
         assert (played.overdue, environment.get_reward(), played.reward or reward) == (overdue, reward, reward)
 

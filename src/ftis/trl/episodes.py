@@ -76,19 +76,19 @@ class Stage:
     def finished(self, environment: Any, prompt: Prompt, rollout: Rollout) -> Played:
         """Play an episode in ``environment``, which is then in its last state.
 
-        A stranger's actions are first played where time has limits. An episode that ends beyond them is only begun in
-        ``environment``, whose reward is then 0 until its next episode.
+        Actions are first played where time has limits. An episode that ends beyond them is only begun in
+        ``environment``, whose reward is then 0. The pool has another instead.
 
         Raises:
             EpisodeError: the environment raises, or answers otherwise than before.
         """
-        vars(environment).pop("get_reward", None)
         here = replace(self.player.environment, instance=environment, tools=tools_of(environment), helper=None)
         if self.player.environment.helper is not None:
             played = self.player.again(prompt, rollout)
             if played.overdue:
                 here.play(prompt, ())
                 environment.get_reward = lambda: 0.0
+                self.pool[[one is environment for one in self.pool].index(True)] = self.factory()
                 return played
         return replace(self.player, environment=here).again(prompt, rollout)
 
