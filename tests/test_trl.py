@@ -33,7 +33,7 @@ from policies import relative_difference
 from test_environments import CALLS
 from test_lengths import by_prefixes
 from test_losses_of_trl import TRLS
-from toys_of_turns import Echo, Purse, Wallet
+from toys_of_turns import Echo, Purse, Stone, Wallet
 from trl_scene import GROUP, MadeUp, Nobody, Twin, Vllm, config, drawn, draws, given, made_up, scene_recipe, trainer_of
 from watched import Watched
 
@@ -61,6 +61,7 @@ from ftis.selection import select
 from ftis.swarm.facts import agreement, mismatch
 from ftis.swarm.link import NetworkExchange
 from ftis.tasks.clock import clock_solution
+from ftis.trl.episodes import factory_of
 from ftis.trl.member import AloneError, connected, newest_checkpoint
 from ftis.trl.options import DIVISORS, OptionError
 from recipes import evenness
@@ -689,6 +690,11 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
     for said, (environment, dataset) in cases.items():
         with pytest.raises(OptionError, match=said):
             trainer_with(environment, dataset)
+    recipe, seeded = scene_recipe(task={"environment": "toys_of_turns.Stone"}), rows.map(lambda row: {"seed": 3})
+    for lacking in (rows, {"some": seeded, "others": rows}, None):  # TRL itself gives no seed
+        with pytest.raises(OptionError, match="no column seed"):
+            factory_of(recipe, None, {"eval_dataset": lacking})
+    assert factory_of(recipe, None, {"eval_dataset": seeded}) is Stone
 
 
 ROUNDED = 0.05

@@ -9,7 +9,7 @@ draws. For the rewards TRL's environments play each episode once more: they are 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,11 +24,12 @@ from ftis.seams import ENVIRONMENTS, look_up
 from ftis.trl.options import OptionError
 
 
-def factory_of(recipe: Recipe, given: Any) -> Any:
+def factory_of(recipe: Recipe, given: Any, without_us: Mapping[str, Any]) -> Any:
     """The class of ``task.environment``, for GRPOTrainer.
 
     Args:
         given: the script's ``environment_factory``, or None.
+        without_us: the data sets by name from which TRL alone plays. Their rows lack the seed of a swarm's problem.
 
     Raises:
         OptionError: it is not the recipe's, or TRL cannot play it.
@@ -48,6 +49,14 @@ def factory_of(recipe: Recipe, given: Any) -> Any:
     called = [*environment.tools.values(), environment.instance.reset, getattr(environment.instance, "get_reward", len)]
     if later := [method.__name__ for method in called if inspect.iscoroutinefunction(method)]:
         raise OptionError(f"task.environment = {path!r}: {later[0]} is async; write it as a plain method")
+    seed = inspect.signature(environment.instance.reset).parameters.get("seed")
+    for name, rows in without_us.items() if seed is not None and seed.default is seed.empty else ():
+        for one in rows.values() if isinstance(rows, dict) else [rows]:
+            if "seed" not in (getattr(one, "column_names", None) or ()):
+                raise OptionError(
+                    f"{name} has no column seed, which reset of task.environment = {path!r} takes: add one, or give "
+                    f"the argument a default"
+                )
     return made
 
 

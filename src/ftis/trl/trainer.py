@@ -132,7 +132,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if recipe is not None:
             recipe = adapted(recipe, args)
             if environment or recipe.task.environment:
-                environment = options["environment_factory"] = factory_of(recipe, environment)
+                without_us = {"eval_dataset": eval_dataset} if eval_dataset is not None else {}
+                without_us |= {} if self._has_others else {"train_dataset": train_dataset}
+                environment = options["environment_factory"] = factory_of(recipe, environment, without_us)
             if self._has_others:
                 check_options(args, options, recipe, resolve(recipe.objective), swarm.peer)
             if args.max_steps == -1:
