@@ -84,7 +84,6 @@ def member_of(
         AlignmentError: text is exchanged, and the bytes of the tokens are unknown, or the token by which the model
             ends.
     """
-    sampling = recipe.sampling
     header, terms = agreed(recipe, name, task, speaker.tokenizer, speaker.end_ids, speaker.vocab_size)
     of_round = partial(assigned, recipe, len(task.train))
     terms = replace(
@@ -97,7 +96,7 @@ def member_of(
     if recipe.exchange == "text" and len(recipe.peers) > 1:
         admitter, write = text_form(recipe, name, speaker, own_ends, prompt_ids, terms, score, episodes)
     else:
-        admitter = Admitter(terms, score, lambda ids: cut_at(sampling.stop, speaker.detokenize(ids)), episodes=episodes)
+        admitter = Admitter(terms, score, up_to(recipe.sampling.stop, speaker.detokenize), episodes=episodes)
         write = tuple
     return Member(
         config=recipe.peer(name),
@@ -160,9 +159,6 @@ def text_form(
     def most_tokens(item: int) -> int:
         return min(LONGER * sampling.max_completion_length, positions - len(prompt_ids[item]))
 
-    def detokenize(ids: Sequence[int]) -> str:
-        return cut_at(sampling.stop, speaker.detokenize(ids))
-
     known, vocabulary = TokenBytes.of(speaker.tokenizer), speaker.tokenizer.get_vocab()
     named = [vocabulary[token] for token in end_tokens_of(recipe, speaker.tokenizer)]
     end_id = end_of_text(f"peer {name!r}", known, own_ends, named)
@@ -176,15 +172,27 @@ def text_form(
                 f"sampling.end_tokens: peer {name!r} ends turns with a token that is text, and a turn as text ends "
                 f"with none of these: name its text in sampling.stop"
             )
-
-        def bytes_as_text(ids: Sequence[int]) -> str:
-            return known.join(np.array(ids, np.int32)).tobytes().decode("utf-8", "replace")
-
-        player = replace(player, detokenize=bytes_as_text, most_read=most_tokens)
-        reader = replace(reader, turns=partial(split, stop=player.stop, most=player.most_turns))
-        write = partial(write, turns=player.turns)
-    text_of = lambda ids: cut_at(sampling.stop, spoken(ids))  # noqa: E731
+        player, reader, write = turn_by_turn(player, reader, write)
+    detokenize, text_of = (up_to(sampling.stop, of) for of in (speaker.detokenize, spoken))
     return Admitter(terms_of_text(terms), score, detokenize, text_of, reader, player), write
+
+
+def turn_by_turn(
+    player: Player, reader: TextReader, write: partial[list[Group]]
+) -> tuple[Player, TextReader, partial[list[Group]]]:
+    """A player of episodes that come as text, and a reader and a writer of their turns."""
+
+    def bytes_as_text(ids: Sequence[int]) -> str:
+        return reader.known.join(np.array(ids, np.int32)).tobytes().decode("utf-8", "replace")
+
+    player = replace(player, detokenize=bytes_as_text, most_read=reader.most_tokens)
+    reader = replace(reader, turns=partial(split, stop=player.stop, most=player.most_turns))
+    return player, reader, partial(write, turns=player.turns)
+
+
+def up_to(stop: Sequence[str], text_of: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
+    """``text_of`` that ends behind the first stop string."""
+    return lambda ids: cut_at(stop, text_of(ids))
 
 
 def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:

@@ -104,6 +104,13 @@ def text_of(rollout: Rollout) -> str:
     return rollout.completion_ids[rollout.completion_ids < END].astype(np.uint8).tobytes().decode("utf-8")
 
 
+def sizes_of(rollout: Rollout) -> Ints:
+    """The bytes of each of the sender's tokens in a rollout over bytes; 0 for an end."""
+    assert rollout.unit is not None
+    is_byte = rollout.completion_ids < END
+    return np.bincount(rollout.unit[is_byte], minlength=len(rollout.gen_logp)).astype(np.int32)
+
+
 def ended(rollout: Rollout) -> bool:
     """Whether the sender of a rollout over bytes ended it."""
     return bool(len(rollout)) and int(rollout.completion_ids[-1]) >= END

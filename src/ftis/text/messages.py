@@ -10,7 +10,7 @@ import numpy as np
 
 from ftis.admission import Terms
 from ftis.rollouts import Group, Ints, Rollout, Sent
-from ftis.text.completions import END, MOST_ENDS, as_texts, text_of
+from ftis.text.completions import END, MOST_ENDS, as_texts, sizes_of, text_of
 from ftis.text.token_bytes import AlignmentError, TokenBytes
 from ftis.text.turns import joined
 from ftis.text.units import Aligned, align, as_sampled
@@ -151,14 +151,13 @@ def at_most(most: int, rollout: Rollout) -> Rollout:
 
 def in_tokens(text: Rollout, turns: Sequence[Aligned]) -> Rollout:
     """A text in the learner's tokens, turn by turn, beside the text as it came."""
-    assert text.unit is not None
-    spoken = text.completion_ids < END
+    ends = text.completion_ids[text.completion_ids >= END] - np.int32(END)
     came = Sent(
         text_of(text).encode("utf-8"),
-        np.bincount(text.unit[spoken], minlength=len(text.gen_logp)).astype(np.int32),
+        sizes_of(text),
         text.gen_logp,
         np.concatenate([turn.sender_U for turn in turns]).astype(np.int32),
         next((turn.fault for turn in turns if turn.fault), ""),
-        text.completion_ids[~spoken] - np.int32(END),
+        ends,
     )
     return replace(joined([turn.rollout for turn in turns]), sent=came)

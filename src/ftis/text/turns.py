@@ -13,7 +13,7 @@ import numpy as np
 
 from ftis.episodes import UnplayableError
 from ftis.rollouts import Ints, Rollout
-from ftis.text.completions import END
+from ftis.text.completions import sizes_of, text_of
 
 
 def turn_stops(text: bytes, size_S: Ints, stop: Sequence[str], most: int) -> list[int]:
@@ -53,9 +53,8 @@ def turn_stops(text: bytes, size_S: Ints, stop: Sequence[str], most: int) -> lis
 def split(text: Rollout, stop: Sequence[str], most: int) -> list[Rollout]:
     """The turns of a completion as text, each a completion by itself; errors are those of :func:`turn_stops`."""
     assert text.unit is not None
-    spoken = text.completion_ids < END
-    sizes = np.bincount(text.unit[spoken], minlength=len(text.gen_logp)).astype(np.int32)
-    stops = turn_stops(text.completion_ids[spoken].astype(np.uint8).tobytes(), sizes, stop, most)
+    sizes = sizes_of(text)
+    stops = turn_stops(text_of(text).encode("utf-8"), sizes, stop, most)
     places = [0, *np.cumsum(np.maximum(sizes, 1))[np.array(stops) - 1].tolist()]
     cuts = zip(itertools.pairwise([0, *stops]), itertools.pairwise(places), strict=True)
     return [
