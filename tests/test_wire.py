@@ -154,18 +154,30 @@ def test_bytes_a_token_of_a_quarter_million_tokens() -> None:
     assert sizes["float32"] < 4.7
 
 
+def outgoing(*groups: Group, logp: Any = "fixed9") -> Message:
+    """The message that ada's groups become."""
+    stub: Any = SimpleNamespace(
+        name="ada",
+        recipe=SimpleNamespace(wire=WireConfig(logp=logp), peers=[SimpleNamespace(name="ada")]),
+        header=Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0),
+        skipped=lambda round: frozenset(),
+        write=tuple,
+    )
+    return decode(Member.outgoing(stub, 4, groups).message, Limits(1000, 9, 9, 9))
+
+
+def test_a_group_whose_environment_took_too_long_stays_here() -> None:
+    late, whole = (Rollout(np.array([5, 2], np.int32), np.zeros(2, np.float32), overdue=late) for late in (True, False))
+    groups = Group("ada", 4, 0, (whole, late)), Group("ada", 4, 1, (whole, whole))
+    assert [group.item for group in outgoing(*groups).groups] == [1]
+    assert outgoing(groups[0]).groups == ()
+
+
 def test_the_recipe_says_how_the_others_get_it_and_own_rollouts_stay_exact() -> None:
     exact = np.array([-0.3, -0.0123, -2.7], np.float32)
     own = Group("ada", 4, 0, (Rollout(np.array([5, 6, 2], np.int32), exact.copy()),))
     for precision in PRECISIONS:
-        stub: Any = SimpleNamespace(
-            name="ada",
-            recipe=SimpleNamespace(wire=WireConfig(logp=precision), peers=[SimpleNamespace(name="ada")]),
-            header=Header("0" * 32, 0, "ada", "0" * 32, 1.0, 0, 1.0),
-            skipped=lambda round: frozenset(),
-            write=tuple,
-        )
-        back = decode(Member.outgoing(stub, 4, [own]).message, Limits(1000, 1, 1, 3))
+        back = outgoing(own, logp=precision)
         sent = flat(back)[2]
         assert back.header.round == 4
         assert (sent.tobytes() == exact.tobytes()) == (precision == "float32")

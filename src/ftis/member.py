@@ -101,7 +101,11 @@ class Member:
         return assigned(self.recipe, len(self.task.train), peer, round)
 
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
-        """Encode groups as this peer's message of a round."""
+        """Encode groups as this peer's message of a round.
+
+        Groups with an overdue turn stay here: a receiver may have an answer in time, and then misses what follows.
+        """
+        groups = [group for group in groups if not any(rollout.overdue for rollout in group.rollouts)]
         written = Message(replace(self.header, round=round), tuple(self.write(groups)))
         message = encode(written, self.recipe.wire.logp)
         others = [peer.name for peer in self.recipe.peers if peer.name != self.name]

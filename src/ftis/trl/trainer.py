@@ -452,14 +452,14 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         masks = mask_NT.bool().cpu().numpy() if ratio_NT.shape[1] > 1 else np.ones((len(ids), 1), bool)
         ratios = [ratio_T[mask_T] for ratio_T, mask_T in zip(ratio_NT, masks, strict=True)]
         if self._stage is None:
-            seen: list[Any] = [((), self._policy.detokenize(i.tolist())) for i in ids]
+            seen: list[Any] = [((), None, self._policy.detokenize(i.tolist())) for i in ids]
         else:
-            seen = [(rollout.observed, text) for rollout, text in self._episodes]
+            seen = [(rollout.observed, rollout.overdue, text) for rollout, text in self._episodes]
         mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, seen, strict=True)]
         told = self._ranks.together(mine)
-        sampled = [(Rollout(i, gen, observed=of[0]), old, ratio) for i, gen, old, ratio, of in told]
+        sampled = [(Rollout(i, gen, observed=of[0], overdue=of[1]), old, ratio) for i, gen, old, ratio, of in told]
         if not self.agreed:
-            turn_N = [of[0].at if of else len(i) for i, (of, _) in zip(ids, seen, strict=True)]  # the first
+            turn_N = [of[0].at if of else len(i) for i, (of, *_) in zip(ids, seen, strict=True)]  # the first
             drawn_logp = [logp[:n] for logp, n in zip(gen_logp, turn_N, strict=True)]
             if listens:
                 first_NT = self._draws[0]
@@ -472,7 +472,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for n, item in enumerate(items):
             part = slice(n * each, (n + 1) * each)
             rollouts = tuple(rollout for rollout, *_ in sampled[part])
-            texts = tuple(text for *_, (_, text) in told[part])
+            texts = tuple(text for *_, (*_, text) in told[part])
             groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, tuple(rewards[part])))
         return groups, sampled, out
 
