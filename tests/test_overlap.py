@@ -18,6 +18,7 @@ from ftis.admission import Admitter, Collected
 from ftis.config import Recipe, RecipeError
 from ftis.learning import judge
 from ftis.peer import Peer
+from ftis.policy import Policy
 from ftis.recipe.parsing import parse
 from ftis.records.events import Event, NetworkEvent, RoundEnded, unheard
 from ftis.records.files import read_jsonl, saved_steps
@@ -204,7 +205,7 @@ def test_killed_at_each_point_of_a_round_it_ends_as_if_unbroken(
 def test_a_finished_round_outlives_the_failure_of_the_draw_for_the_next(
     owner: type, method: str, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vLLM server draws round 3 while the peer learns from round 2."""
+    """A vLLM server draws round 3 while the peer learns from round 2, and may be gone then."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(Twin, "draws_alone", True)
     training, sampling = {"save_every": ROUNDS}, {"sampler": "twin.with_twin", "max_completion_length": 8}
@@ -220,15 +221,20 @@ def test_a_finished_round_outlives_the_failure_of_the_draw_for_the_next(
 
     original = getattr(owner, method)
 
+    def gone(self: Twin, policy: Policy) -> None:
+        raise OSError("no server for new weights")
+
     def failing(self: Any, asked: Any, *more: Any) -> Any:
         if 3 in more or getattr(asked, "round", 0) == 3:
-            raise OSError("no server, or no reward")
+            if owner is Peer:
+                patch.setattr(Twin, "load", gone)
+            raise OSError("no draw, or no reward")
         return original(self, asked, *more)
 
-    monkeypatch.setattr(owner, method, failing)
-    with pytest.raises(OSError, match="no reward"):
-        train()
-    monkeypatch.setattr(owner, method, original)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, failing)
+        with pytest.raises(OSError, match="no reward"):
+            train()
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     assert saved_steps(tmp_path) == [3]
     train()

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -190,18 +190,18 @@ class Copied(Sampler):
         return groups
 
     def weights_moved(self, policy: Policy) -> None:
-        """Hand the weights over.
+        """Hand the weights over, unless a draw of :meth:`start` failed: its error is reported with its result.
 
         Raises:
             SamplerError: the engine did not take them.
         """
-        began = time.monotonic()
-        if self._drawing is not None:
-            wait([self._drawing])
-            self._drawing = None
+        began, drawing, self._drawing = time.monotonic(), self._drawing, None
+        failed = drawing is not None and drawing.exception() is not None
         self.waited = time.monotonic() - began
-        self.engine.load(policy)
         self._checked.clear()
+        if failed:  # the engine may be gone, and the learner's round is to be recorded
+            return
+        self.engine.load(policy)
         if self._seen is not None and self._check_arrival(policy, self._seen):
             self._seen = None
 
