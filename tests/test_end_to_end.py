@@ -297,14 +297,14 @@ def test_an_evaluation_that_fails_loses_no_round(workplace: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["inline", "parallel"])
-def test_ctrl_c_leaves_a_run_that_can_be_resumed(workplace: Path, way: str) -> None:
+@pytest.mark.parametrize(("way", "number"), [("inline", signal.SIGINT), ("parallel", signal.SIGTERM)])
+def test_a_stopped_run_can_be_resumed(workplace: Path, way: str, number: int) -> None:
     arguments = ["train", "recipe.toml", "--set", "training.rounds=40", "--set", "training.eval_every=0"]
     arguments += ["--set", f"processes={way}"]
     metrics = run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"
-    process = Watched(command(*arguments), workplace / "output.txt")
+    process = Watched(command(*arguments), workplace / "output.txt", own_group=True)
     assert process.until(lambda: metrics.exists() and len(read_jsonl(metrics)) > 3, HUNG), "no round was finished"
-    process.signal(signal.SIGINT)
+    process.signal_all(number)
     status, output = process.wait(HUNG), "".join(process.lines)
     assert status == 130, output
     assert "--resume" in output

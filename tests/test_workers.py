@@ -17,7 +17,7 @@ from ftis.check.preflight import sound_process
 from ftis.config import FtisError
 from ftis.recipe.arms import RunError
 from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped
-from ftis.run.workers import Job, run_jobs, without_ctrl_c
+from ftis.run.workers import Job, run_jobs, without_signals
 
 REMEDY = "start it again"
 
@@ -212,8 +212,8 @@ def test_a_script_is_run_again_by_its_workers_up_to_its_main_guard(tmp_path: Pat
             assert '__name__ == "__main__"' in ended.stderr.splitlines()[-1]
 
 
-def test_ctrl_c_does_not_reach_what_is_being_started() -> None:
-    with without_ctrl_c():
+def test_no_signal_reaches_what_is_being_started() -> None:
+    with without_signals():
         masks = [signal.pthread_sigmask(signal.SIG_BLOCK, set())]
     masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, set()))
-    assert [signal.SIGINT in mask for mask in masks] == [True, False]
+    assert [{signal.SIGINT, signal.SIGTERM} <= mask for mask in masks] == [True, False]

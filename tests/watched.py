@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ class Watched:
     Args:
         heard: notified after each line and at the end; several processes may share it.
         environment: in addition to this process's own.
-        own_group: it and what it starts are a group, as a terminal makes one of each command: :meth:`ctrl_c`.
+        own_group: it and what it starts are a group, as a terminal makes one of each command: :meth:`signal_all`.
     """
 
     def __init__(
@@ -76,9 +75,9 @@ class Watched:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def ctrl_c(self) -> None:
-        """Ctrl-C in its terminal: all processes of its group get the signal."""
-        os.killpg(self.process.pid, signal.SIGINT)
+    def signal_all(self, number: int) -> None:
+        """Send a signal to all processes of its group, as a terminal does at Ctrl-C."""
+        os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
         self.process.kill()

@@ -7,7 +7,6 @@ its peers take turns here.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -248,7 +247,7 @@ def join(
     """
     loaded = load(recipe, overrides, **keys)
     ending = threading.Event()
-    with _shown(quiet, say) as shown, interrupts(shown, ending, (signal.SIGINT, signal.SIGTERM)):
+    with _shown(quiet, say) as shown, interrupts(shown, ending):
         able = ready(loaded, peer, arm=arm, resume=resume, overwrite=overwrite)
         shown(Planned(tuple(to_join(able))))
         finished = join_swarm(loaded, peer, resume=resume, overwrite=overwrite, say=shown, stop=ending, able=able)

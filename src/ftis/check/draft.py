@@ -302,7 +302,7 @@ def _prompt(form: str, problems: Problems, reward: str) -> list[Section]:
             "[[prompt.examples]]",
             [
                 ("question", question, "a solved problem that stands in every prompt"),
-                ("completion", f" \\boxed{{{answer}}}" if boxed else f" {answer}", "show the way to it here too"),
+                ("completion", f" \\boxed{{{answer}}}" if boxed else f" {answer}", "how every completion should look"),
             ],
         )
         for answer, question in shown.items()

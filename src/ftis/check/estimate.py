@@ -210,6 +210,8 @@ def _on_card(arms: Sequence[Arm], found: Mapping[str, tuple[PeerConfig, Shape, M
                     read = memory.sampling + (memory.weights if peer.frozen_dtype == "nf4" else 0)
                     of_arm[peer.name] = guess_on_card(swarm, peer, shape.parameters, read)
     longest = max(seconds, key=lambda name: sum(seconds[name].values()))
+    if sum(seconds[longest].values()) < 1:
+        return []  # a card would be of little use
     each = ", ".join(f"{in_time(guess)} for {name}" for name, guess in seconds[longest].items())
     return [
         f"on one GPU of {CARD}, guess {in_time(sum(seconds[longest].values()))} a round of {longest}, which takes "

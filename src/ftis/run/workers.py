@@ -83,10 +83,11 @@ STOP = "stop"
 
 
 @contextmanager
-def interrupts(say: Say, stop: Stop, signals: Sequence[signal.Signals] = (signal.SIGINT,)) -> Iterator[None]:
-    """Let Ctrl-C set ``stop`` and report it; the second one raises KeyboardInterrupt.
+def interrupts(say: Say, stop: Stop) -> Iterator[None]:
+    """Let Ctrl-C or SIGTERM set ``stop`` and report it; the second one raises KeyboardInterrupt.
 
-    Only on the main thread. A signal that is ignored stays ignored, as Ctrl-C is by a command in the background.
+    Only on the main thread. A signal that is ignored stays ignored, as Ctrl-C is by a command in the background. One
+    that the program around it handles stays with that program.
     """
 
     def ask(signum: int, frame: object) -> None:
@@ -98,8 +99,10 @@ def interrupts(say: Say, stop: Stop, signals: Sequence[signal.Signals] = (signal
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [n for n in signals if n != signal.SIGINT or signal.getsignal(n) is signal.default_int_handler]
-    before = {number: signal.signal(number, ask) for number in ours if signal.getsignal(number) is not signal.SIG_IGN}
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {
+        number: signal.signal(number, ask) for number, is_usual in usual.items() if signal.getsignal(number) is is_usual
+    }
     try:
         yield
     finally:
@@ -217,8 +220,9 @@ def _context() -> Any:
 
 
 @contextmanager
-def without_ctrl_c() -> Iterator[None]:
-    """A context in which this thread starts processes that Ctrl-C does not end: this program hears of it afterwards.
+def without_signals() -> Iterator[None]:
+    """A context in which this thread starts processes that neither Ctrl-C nor SIGTERM ends: this program hears of them
+    afterwards.
 
     So does the server that processes are forked from, which imports torch for seconds when it starts.
     """
@@ -226,7 +230,7 @@ def without_ctrl_c() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # its own start would let the signal through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -236,7 +240,7 @@ def without_ctrl_c() -> Iterator[None]:
 def _start(context: Any, job: Job) -> Worker:
     pipe, far_end = context.Pipe()
     process = context.Process(target=_work, args=(job, far_end), name=job.label)
-    with without_ctrl_c():
+    with without_signals():
         process.start()
     far_end.close()  # the process has its own
     return Worker(job, process, pipe)
@@ -297,7 +301,11 @@ class Parent:
 
 def _work(job: Job, pipe: Connection) -> None:
     """The body of a job's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    # Both may reach the whole group; the parent decides. A process started from here does end at SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     keep_freed_memory()
     name_places_of_crashes()
     parent, failure = Parent(pipe), None

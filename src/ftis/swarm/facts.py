@@ -147,7 +147,7 @@ def _is_shallow(value: Any, levels: int) -> bool:
     return inside is None or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inside))
 
 
-AFTERWARDS = "then join again, with --overwrite if your own recipe or problems changed, else with --resume"
+AFTERWARDS = "then join again, with --overwrite if your own recipe, problems or code changed, else with --resume"
 """The remedy's second half: a peer that waited in vain has left a run behind."""
 
 
