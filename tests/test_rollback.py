@@ -14,6 +14,7 @@ from commands import ftis, trained
 from run_files import differences, records_of, weights, without_times
 
 from ftis.config import FtisError
+from ftis.honesty.selection import HonestyTest
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
@@ -166,7 +167,7 @@ def test_who_lied_stays_in_quarantine_from_the_first_round_on(
     step: int, lied_to: Path, enter: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [row["peer/b/honesty/quarantined"] for row in rows(lied_to / RUN, "a")][:2] == [False, False]
-    assert checkpoint.selections(lied_to / RUN / "F-TIS" / "a", 2)["honesty"]["b"]["found"] is None
+    assert not HonestyTest.found_in(checkpoint.selections(lied_to / RUN / "F-TIS" / "a", 2)["honesty"])
     run = enter(lied_to)
     last = rows(run, "a")[-1]
     assert last["peer/b/honesty/quarantined"]
@@ -185,7 +186,7 @@ def test_who_lied_stays_in_quarantine_from_the_first_round_on(
         assert row["peer/b/honesty/found_in_round"] == found
         assert row["peer/b/honesty/passages"] == last["peer/b/honesty/passages"]
     assert without_times(again[:step]) == without_times(rows(lied_to / RUN, "a")[:step])
-    states = checkpoint.selections(run / "F-TIS" / "a", 6)["honesty"]
+    states = HonestyTest.found_in(checkpoint.selections(run / "F-TIS" / "a", 6)["honesty"])
     assert states["b"]["found"] == found - 1
     # Going back once more, by way of checkpoints that know it, forgets nobody.
     assert roll_back(run, 0).peers[0].accused["b"]["found"] == found - 1

@@ -61,7 +61,6 @@ from ftis.selection import select
 from ftis.swarm.facts import agreement, mismatch
 from ftis.swarm.link import NetworkExchange
 from ftis.tasks.clock import clock_solution
-from ftis.trl.episodes import factory_of
 from ftis.trl.member import AloneError, connected, newest_checkpoint
 from ftis.trl.options import DIVISORS, OptionError
 from recipes import evenness
@@ -660,6 +659,8 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
 
 
 def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_path: Path) -> None:
+    from ftis.trl.episodes import factory_of
+
     model, tokenizer = caller
     rows = rows_of(12).map(lambda row, n: {"prompt": [{"role": "user", "content": "?"}], "start": n}, with_indices=True)
     args = config(tmp_path, max_steps=4, max_completion_length=96)

@@ -268,6 +268,12 @@ class HonestyTest(Selection):
             "senders": {name: sender.state() for name, sender in self.senders.items()},
         }
 
+    @staticmethod
+    def found_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Of each sender that a saved state accuses: ``found``, ``found_after`` and ``passages`` of :class:`Sender`."""
+        senders, keys = state.get("senders", {}), ("found", "found_after", "passages")
+        return {name: {key: of[key] for key in keys} for name, of in senders.items() if of["found"] is not None}
+
     def restore(self, state: Mapping[str, Any]) -> None:
         self.together = Sender.of(state["together"])
         self.senders = {name: Sender.of(saved) for name, saved in state["senders"].items()}

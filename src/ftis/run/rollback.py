@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe
+from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import RunError, arms_of
 from ftis.records.files import checkpoint_path, locked, saved_steps
 from ftis.records.plan import EXPERIMENT, read_plan
@@ -215,9 +216,7 @@ def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) 
     """The senders that a peer's records, kept accusations or newest checkpoint accuse; the last has token ids too."""
     accused = accusations.in_round(evidence) | accusations.read(directory, math.inf)
     if newest:
-        for sender, known in checkpoint.selections(directory, newest).get("honesty", {}).items():
-            if known["found"] is not None:
-                accused[sender] = {key: known[key] for key in ("found", "found_after", "passages")}
+        accused |= HonestyTest.found_in(checkpoint.selections(directory, newest).get("honesty", {}))
     return accused
 
 
