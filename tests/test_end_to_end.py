@@ -100,7 +100,9 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(
     # A checkpoint is an ordinary model directory, and the command's end names it.
     place = run / "F-TIS" / "a"
     assert sorted(p.name for p in place.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
-    assert all(str(named) in out for named in (place / "checkpoint-4", f"a new run in {run}", f"ftis report {run}"))
+    ended = " ".join(out.split())
+    for named in (f"{place.parent}: a/checkpoint-4, b/checkpoint-4", f"a new run in {run}", f"ftis report {run}"):
+        assert named in ended
     model, tokenizer = (of.from_pretrained(place / "checkpoint-4") for of in (AutoModelForCausalLM, AutoTokenizer))
     assert torch.isfinite(model(input_ids=tokenizer("3+4=", return_tensors="pt")["input_ids"]).logits).all()
     asked = ("--recipe", "recipe.toml", "--limit", "5", "--output", "out.jsonl")
@@ -218,7 +220,7 @@ def test_the_checkpoint_that_validates_best_stays_and_is_named(
     assert {path.name for path in place.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (2, 5, 6)}
     peer = json.loads((run_of(workplace) / "summary.json").read_text())["arms"]["F-TIS"]["a"]
     assert (peer["step"], peer["best_step"], peer["model_step"]) == (6, 2, 2)
-    assert f"{place / 'checkpoint-2'}, " in " ".join(capsys.readouterr().out.split())
+    assert f"{place.parent}: a/checkpoint-2, " in " ".join(capsys.readouterr().out.split())
 
 
 def by_round(records: dict[str, Any]) -> dict[str, Any]:

@@ -232,4 +232,4 @@ def test_a_mistake_is_one_line_with_its_remedy(
         assert "\n" not in error
         assert key_words in error
     assert research(replay_run, str(recorded / "runs" / "tiny-seed0")) == 1
-    assert "--arm (F-TIS, alone)" in capsys.readouterr().err
+    assert "--arm (F-TIS, alone, ahead)" in capsys.readouterr().err
