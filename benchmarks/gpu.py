@@ -267,7 +267,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--out", str(out), "--stage", stage, *(["--tiny"] if tiny else [])]
         process = subprocess.Popen(command, start_new_session=True)
         try:
-            code: int | str = process.wait(LIMITS[stage])
+            code: int | str = process.wait(None if tiny else LIMITS[stage])
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             code = f"stopped after {LIMITS[stage]} s"
