@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ftis.learning import judge
 from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.recipe.parsing import parse
-from ftis.records.events import Event, NetworkEvent, RoundEnded, unheard
+from ftis.records.events import Event, NetworkEvent, RoundEnded, Say, unheard
 from ftis.records.files import read_jsonl, saved_steps
 from ftis.records.writing import Records
 from ftis.rollouts import collate
@@ -49,6 +50,16 @@ def finish(peer: Peer, round: int) -> dict[str, Any]:
 
 
 # --- own rollouts of earlier weights ----------------------------------------------------------------------------------
+
+
+def train_a(recipe: Recipe, place: Path, say: Say = unheard) -> None:
+    """Train the peer ``a`` from its newest checkpoint on, while nothing comes from ``b``."""
+    step = max(saved_steps(place), default=0)
+    with closing(assemble(recipe, "a", place, resume_step=step)) as trainer, suppress(StopIteration):
+        rounds = trainer.train(say)
+        next(rounds)
+        while True:
+            rounds.send(Collected({}, ("b",)))
 
 
 def test_own_rollouts_of_earlier_weights_are_weighed_as_foreign_ones(tmp_path: Path, models: dict[str, Path]) -> None:
@@ -178,15 +189,7 @@ def test_killed_at_each_point_of_a_round_it_ends_as_if_unbroken(
         if isinstance(event, NetworkEvent):
             said.append(event.text)
 
-    def train(place: Path) -> None:
-        """Train the peer ``a`` from its newest checkpoint on, while nothing comes from ``b``."""
-        step = max(saved_steps(place), default=0)
-        with closing(assemble(recipe, "a", place, resume_step=step)) as trainer, suppress(StopIteration):
-            rounds = trainer.train(say)
-            next(rounds)
-            while True:
-                rounds.send(Collected({}, ("b",)))
-
+    train = partial(train_a, recipe, say=say)
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
     train(unbroken)
     assert said == [f"round {ALARM + 1} is sampled again, by the weights of step 2"]
@@ -211,14 +214,7 @@ def test_a_finished_round_outlives_the_failure_of_the_draw_for_the_next(
     training, sampling = {"save_every": ROUNDS}, {"sampler": "twin.with_twin", "max_completion_length": 8}
     recipe = recipe_in(tmp_path, models, training=training, sampling={"num_generations": 8, **sampling})
 
-    def train() -> None:
-        step = max(saved_steps(tmp_path), default=0)
-        with closing(assemble(recipe, "a", tmp_path, resume_step=step)) as trainer, suppress(StopIteration):
-            rounds = trainer.train(unheard)
-            next(rounds)
-            while True:
-                rounds.send(Collected({}, ("b",)))
-
+    train = partial(train_a, recipe, tmp_path)
     original = getattr(owner, method)
 
     def gone(self: Twin, policy: Policy) -> None:

@@ -19,7 +19,7 @@ from ftis.honesty.contexts import Past
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
 from ftis.honesty.frequent import Frequent
 from ftis.honesty.spellings import Spellings
-from ftis.rollouts import Decode, Floats, Rollout
+from ftis.rollouts import Decode, Floats, Ints, Rollout
 from ftis.selection import Judged, Selection
 
 PASSAGES = 3
@@ -71,7 +71,7 @@ class Sender:
     found: int | None = None
     found_after: int | None = None
     passages: list[list[int]] = field(default_factory=list)
-    raised: list[list[int]] = field(default_factory=list)
+    raised: list[Ints] = field(default_factory=list)
 
     @property
     def nats(self) -> float:
@@ -87,7 +87,7 @@ class Sender:
         known = [None if one.sent else old for one, old in zip(message.rollouts, message.old_logp, strict=True)]
         ratios = ratios_of(sent, group_N, self.past, known)
         # Rewards come with whole messages, and an advantage may depend on all of a round: they tell about later rounds.
-        self.raised += [one.completion_ids.tolist() for one, up in zip(sent, message.raised_N, strict=True) if up]
+        self.raised += [one.completion_ids for one, up in zip(sent, message.raised_N, strict=True) if up]
         nats_N, gains_NU = self.detector.add(ratios)
         ends_P = np.flatnonzero(np.diff(group_N, append=-1))
         of_tokens_P = self.frequent.add(sent, group_N)
@@ -106,7 +106,7 @@ class Sender:
 
     def _begin(self, round: int) -> None:
         self.newest = round
-        self.past.add_raised([np.array(ids, np.int32) for ids in self.raised])
+        self.past.add_raised(self.raised)
         self.raised = []
         if self.spellings.is_full:
             new_number = self.spellings.shrink(self.frequent.tokens)
@@ -116,7 +116,8 @@ class Sender:
     def state(self) -> Mapping[str, Any]:
         """A JSON object, of which :meth:`of` makes another that goes on."""
         parts = {name: getattr(self, name).state() for name in ("frequent", "past", "spellings")}
-        return {**vars(self), **parts, "detector": asdict(self.detector)}
+        raised = [ids.tolist() for ids in self.raised]
+        return {**vars(self), **parts, "detector": asdict(self.detector), "raised": raised}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Sender:
@@ -125,7 +126,9 @@ class Sender:
         frequent, spellings = Frequent(detector.groups_of_run), Spellings(**state["spellings"])
         frequent.restore(state["frequent"])
         past.restore(state["past"])
-        return cls(**{**state, "detector": detector, "frequent": frequent, "past": past, "spellings": spellings})
+        raised = [np.array(ids, np.int32) for ids in state["raised"]]
+        parts = {"detector": detector, "frequent": frequent, "past": past, "spellings": spellings, "raised": raised}
+        return cls(**{**state, **parts})
 
 
 @dataclass
