@@ -22,6 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_files import differences, records_of
 from test_prompting import CHATML
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 from toys_of_turns import Echo, Slow
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -249,6 +251,16 @@ def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
     for template in ("", CHATML):
         with pytest.raises(TaskError, match=r"task\.environment with tools"):
             _require_tools(player("toys_of_turns.Wallet", template=template))
+
+
+def test_peers_compare_how_they_write_an_answer() -> None:
+    """With one vocabulary, another chat template, role or rule for splitting text gives other tokens."""
+    chat, split = partial(player, "toys_of_turns.Echo", template=CHATML), player("toys_of_turns.Echo", template=CHATML)
+    split.tokenizer.backend_tokenizer.pre_tokenizer = Split(Regex("[a-z ]+|[^a-z ]"), "isolated")
+    others = [player("guess"), player("toys_of_turns.Wallet", template=CHATML), split]
+    others.append(chat(template=CHATML.replace("\n{%", "\n\n{%")))
+    assert chat().spelling == chat().spelling
+    assert len({play.spelling for play in (chat(), *others)}) == 5
 
 
 def test_a_calculator_is_exact_and_calculates_nothing_else() -> None:

@@ -35,7 +35,7 @@ from test_lengths import by_prefixes
 from test_losses_of_trl import TRLS
 from toys_of_turns import Echo, Purse, Stone, Wallet
 from trl_scene import GROUP, MadeUp, Nobody, Twin, Vllm, config, drawn, draws, given, made_up, scene_recipe, trainer_of
-from watched import Watched
+from watched import HUNG, Watched
 
 from ftis.admission import Collected
 from ftis.codec import Limits, decode
@@ -63,7 +63,7 @@ from ftis.swarm.link import NetworkExchange
 from ftis.tasks.clock import clock_solution
 from ftis.trl.member import AloneError, connected, newest_checkpoint
 from ftis.trl.options import DIVISORS, OptionError
-from recipes import evenness
+from recipes import evenness, write_recipe
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed here: make test-trl"),
@@ -486,27 +486,34 @@ def trained_beside_ours(
     return trainer
 
 
+def agreeing(mine: Path, theirs: Path, rounds: int, names: Sequence[str] = "ab") -> list[list[dict[str, Any]]]:
+    """The rounds of two peers, after a look at whether their records agree on everybody's rollouts of each round."""
+    here, there = of_both = [read_jsonl(place / "metrics.jsonl") for place in (mine, theirs)]
+    assert [row["step"] for row in here] == [row["step"] for row in there] == list(range(1, rounds + 1))
+    for row, other in zip(here, there, strict=True):
+        for name in names:
+            for measure in ("bytes", "admitted", "rejected", "reward", "zero_advantage"):
+                key = f"peer/{name}/{measure}"
+                assert row[key] == pytest.approx(other[key], abs=1e-6), key  # TRL's rewards are in float32
+    for round in range(rounds):
+        for one, other in zip(*(read_rollouts(place, round) for place in (mine, theirs)), strict=True):
+            for key in ("source", "item", "completion"):
+                assert one[key] == other[key]
+            assert one["reward"] == pytest.approx(other["reward"], abs=1e-6)
+            assert one["completion_ids"].tolist() == other["completion_ids"].tolist()
+            assert one["gen_logp"].tolist() == other["gen_logp"].tolist()
+            assert repr(one["observed"]) == repr(other["observed"])
+    return of_both
+
+
 def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
     trainer = trained_beside_ours(recipe, model, model, tmp_path)
-    here, there = read_jsonl(trainer.place / "metrics.jsonl"), read_jsonl(tmp_path / "b" / "metrics.jsonl")
-    assert [row["step"] for row in here] == [row["step"] for row in there] == [1, 2, 3]
-    for mine, theirs in zip(here, there, strict=True):
-        for name in ("a", "b"):
-            for measure in ("bytes", "admitted", "rejected", "reward", "zero_advantage"):
-                key = f"peer/{name}/{measure}"
-                assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key  # TRL's rewards are in float32
-        assert mine["peer/b/admitted"] == 2 * GROUP
-        assert mine["peer/b/honesty/quarantined"] is False
-        assert not mine["without_foreign"]
-    for round in range(3):
-        sides = [read_rollouts(place, round) for place in (trainer.place, tmp_path / "b")]
-        for mine, theirs in zip(*sides, strict=True):
-            for key in ("source", "item", "completion"):
-                assert mine[key] == theirs[key]
-            assert mine["reward"] == pytest.approx(theirs["reward"], abs=1e-6)
-            assert mine["completion_ids"].tolist() == theirs["completion_ids"].tolist()
-            assert mine["gen_logp"].tolist() == theirs["gen_logp"].tolist()
+    here, _ = agreeing(trainer.place, tmp_path / "b", 3)
+    for row in here:
+        assert row["peer/b/admitted"] == 2 * GROUP
+        assert row["peer/b/honesty/quarantined"] is False
+        assert not row["without_foreign"]
     logged = [row for row in trainer.state.log_history if "reward" in row]
     assert [row["peer/b/admitted"] for row in logged] == [2 * GROUP] * 3  # in TRL's log
     assert [row["reward"] for row in logged] == pytest.approx([row["reward"] for row in here])
@@ -613,23 +620,10 @@ def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Pat
     args = {"max_completion_length": 96, "max_tool_calling_iterations": 2}
     more = {"processing_class": tokenizer, "environment_factory": Wallet, "reward": [looks_on]}
     trainer = trained_beside_ours(recipe, model, model, tmp_path, args, **more)
-    here, there = read_jsonl(trainer.place / "metrics.jsonl"), read_jsonl(tmp_path / "b" / "metrics.jsonl")
-    for mine, theirs in zip(here, there, strict=True):
-        for name in ("a", "b"):
-            for measure in ("bytes", "admitted", "rejected", "reward", "zero_advantage"):
-                key = f"peer/{name}/{measure}"
-                assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key
+    for mine, theirs in zip(*agreeing(trainer.place, tmp_path / "b", 3), strict=True):
         assert mine["peer/b/admitted"] == theirs["peer/a/admitted"] == 2 * GROUP
         assert mine["peer/b/kept"] > 0
         assert mine["completions/mean_turns"] > 1
-    for round in range(3):
-        sides = [read_rollouts(place, round) for place in (trainer.place, tmp_path / "b")]
-        for mine, theirs in zip(*sides, strict=True):
-            for key in ("source", "item", "completion", "reward"):
-                assert mine[key] == theirs[key]
-            for key in ("completion_ids", "gen_logp"):
-                assert mine[key].tolist() == theirs[key].tolist()
-            assert repr(mine["observed"]) == repr(theirs["observed"])
     assert len(heard) == 3 * 4 * GROUP  # own ones and the other's
     assert all(messages[0]["role"] == messages[-1]["role"] == "assistant" for messages, _ in heard)
     told = [(messages[-2], coins) for messages, coins in heard if len(messages) > 2]
@@ -1397,21 +1391,63 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
         for process in (small, large):
             process.kill()
     places = [Path("runs/trl/small/ftis"), Path("runs/trl/demo_pair-seed0-large/F-TIS/large")]
-    here, there = (read_jsonl(place / "metrics.jsonl") for place in places)
-    assert [row["step"] for row in here] == [row["step"] for row in there] == list(range(1, 21))
-    for mine, theirs in zip(here, there, strict=True):
-        for name in ("small", "large"):
-            for measure in ("admitted", "rejected", "bytes", "reward"):
-                assert mine[f"peer/{name}/{measure}"] == theirs[f"peer/{name}/{measure}"], (mine["step"], name, measure)
-    for round in range(20):
-        for mine, theirs in zip(*(read_rollouts(place, round) for place in places), strict=True):
-            for key in ("source", "item", "completion", "reward"):
-                assert mine[key] == theirs[key]
-            assert mine["completion_ids"].tolist() == theirs["completion_ids"].tolist()
-            assert mine["gen_logp"].tolist() == theirs["gen_logp"].tolist()
+    here, there = agreeing(*places, 20, ("small", "large"))
     assert (Path("runs/trl/small/ftis.identity/incarnation")).read_text() == "2\n"
     learned = [np.mean([row["reward"] for row in rows[-3:]]) - rows[0]["reward"] for rows in (here, there)]
     assert min(learned) > 0.2
+
+
+PLAYING = """
+import torch
+from purse import Purse
+from trl.chat_template_utils import qwen3_template
+from trl_scene import config
+
+from ftis.engines.models import load_tokenizer
+from ftis.trl import FTISTrainer, Swarm
+
+torch.set_num_threads(1)
+tokenizer = load_tokenizer("model", padding_side="left")
+tokenizer.response_template = qwen3_template
+args = config("trl", max_completion_length=96, max_tool_calling_iterations=2)
+swarm = Swarm("recipe.toml", "a")
+FTISTrainer("model", None, args, processing_class=tokenizer, environment_factory=Purse, swarm=swarm).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_trl_script_and_ftis_join_play_in_one_environment(caller: tuple[Path, Any], tmp_path: Path) -> None:
+    """Processes that share a class and the network alone come to the same prompts, seeds, answers and rewards."""
+    shutil.copytree(caller[0], tmp_path / "model")
+    write_recipe(
+        tmp_path,
+        {name: {"model": "model", "learning_rate": 1e-3} for name in "ab"},
+        task={"environment": "purse.Purse"},
+        prompt={"template": "{question}"},
+        sampling={"max_completion_length": 96, "max_turns": 3},
+        training={"rounds": 3},
+        objective={"kl_threshold": 1e9},
+        network={"open": True, "port": free_port(), "deadline": HUNG, "start_seconds": HUNG},
+    )
+    seeded = f"class Purse(Wallet):\n{inspect.getsource(Stone.reset)}"
+    (tmp_path / "purse.py").write_text(f"{inspect.getsource(Wallet)}\n\n{seeded}")
+    (tmp_path / "script.py").write_text(PLAYING)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    commands = {"a": [sys.executable, "script.py"], "b": command("join", "recipe.toml", "--peer", "b")}
+    logs = {name: tmp_path / f"{name}.log" for name in commands}
+    processes = {n: Watched(commands[n], logs[n], cwd=tmp_path, environment=environment) for n in commands}
+    try:
+        for name, process in processes.items():
+            assert process.wait(HUNG) == 0, logs[name].read_text()[-3000:]
+    finally:
+        for process in processes.values():
+            process.kill()
+    (joined,) = (path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
+    for mine, theirs in zip(*agreeing(tmp_path / "trl" / "ftis", joined, 3), strict=True):
+        assert [row[f"peer/{n}/admitted"] for row, n in ((mine, "b"), (theirs, "a"))] == [2 * GROUP] * 2
+        assert min(row["foreign_used"] for row in (mine, theirs)) > 0
+        assert mine["completions/mean_turns"] > 1
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftis.config import PromptConfig, Recipe, TaskConfig
+from ftis.engines.models import SAMPLES
 from ftis.engines.stops import cut_at, holds, stopped_at
 from ftis.environments.contract import CALL, Environment, Message, open_environment
 from ftis.episodes import EpisodeError, UnplayableError
@@ -139,6 +141,18 @@ class Player:
         rollouts = [replace(r, overdue=e.overdue) for r, e in zip(rollouts, episodes, strict=True)]
         rewards = tuple(episode.reward for episode in episodes if episode.reward is not None)
         return replace(group, rollouts=tuple(rollouts)), tuple(episode.text for episode in episodes), rewards
+
+    @property
+    def spelling(self) -> str:
+        """32 hex digits of the tokens of some answers. Peers that exchange ids must write answers alike."""
+        tool = next(iter(self.environment.tools), None)
+        role = {"role": "user"} if tool is None else {"role": "tool", "name": tool}
+        written = [
+            self._ids([{**role, "content": text}], text, inline).tolist()
+            for text in SAMPLES
+            for inline in (True, False)
+        ]
+        return hashlib.sha256(json.dumps(written).encode()).hexdigest()[:32]
 
     def close(self) -> None:
         """End the environment's process."""

@@ -27,6 +27,7 @@ from ftis.admission import Collected
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import ArmConfig, Recipe, RecipeError, TaskConfig
 from ftis.engines.machine import cores
+from ftis.environments.play import Player
 from ftis.member import Member
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import (
@@ -335,6 +336,8 @@ def network_exchange(
     facts["roster"] = roster_digest(roster)
     if recipe.exchange != "text":
         facts["tokenizer"] = member.header.tokenizer
+        if isinstance(player := member.admitter.episodes, Player):
+            facts["answers"] = player.spelling
     limits = member.admitter.terms.limits
     return NetworkExchange(
         recipe,

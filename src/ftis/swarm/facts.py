@@ -46,8 +46,8 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
     Peers may differ in the rest: model, trained parameters, optimiser, objective, device. A joined run has more facts:
-    the roster, the tokenizer if ids are exchanged, the digests of reward, task and environment modules, the problems'
-    file.
+    the roster, the tokenizer and the spelling of an environment's answers if ids are exchanged, the digests of reward,
+    task and environment modules, the problems' file.
 
     Args:
         wire: the version of the message format that this peer writes and reads.
@@ -179,6 +179,11 @@ def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
         remedy = 'one has exchange = "text" and the other has not: let all peers set the same'
     elif differing == ["tokenizer"]:
         remedy = 'take models whose vocabulary and end tokens are the same, or let all peers set exchange = "text"'
+    elif {"answers"} <= {*differing} <= {"answers", "tokenizer"}:
+        remedy = (
+            "take models whose tokenizers and chat templates write an environment's answers alike, leave "
+            'processing_class out of a TRL script, or let all peers set exchange = "text"'
+        )
     elif differing == ["task_digest"] and scripts:
         remedy = "give all scripts a train_dataset of the same rows in the same order, with the same columns"
     elif differing == ["task_digest"]:
