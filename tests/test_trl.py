@@ -675,7 +675,8 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
     async def earn(self: Any, coins: int) -> str:
         return ""
 
-    assert trainer_with(Here).member.recipe.task.environment.startswith("given.Here_")
+    with pytest.warns(UserWarning, match="Here .*without limits"):
+        assert trainer_with(Here).member.recipe.task.environment.startswith("given.Here_")
     cases = {
         "reply": (Echo, rows),
         "several classes": ({"a": Purse, "b": Wallet}, rows),
@@ -1391,7 +1392,7 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
         for process in (small, large):
             process.kill()
     places = [Path("runs/trl/small/ftis"), Path("runs/trl/demo_pair-seed0-large/F-TIS/large")]
-    here, there = agreeing(*places, 20, ("small", "large"))
+    here, there = agreeing(places[0], places[1], 20, ("small", "large"))
     assert (Path("runs/trl/small/ftis.identity/incarnation")).read_text() == "2\n"
     learned = [np.mean([row["reward"] for row in rows[-3:]]) - rows[0]["reward"] for rows in (here, there)]
     assert min(learned) > 0.2

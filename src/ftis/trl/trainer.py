@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -196,6 +197,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 raise OptionError(
                     "train_dataset: its prompts are text, and a model sees an environment's tools in conversations "
                     "alone; let each prompt be a list of messages"
+                )
+            if player.environment.helper is None:
+                warnings.warn(
+                    f"environment_factory: {self.environment_factories[None].__name__} is a class of this script, so "
+                    f"others' episodes play in this process, without limits of time and memory: write it into a module "
+                    f"and import it",
+                    stacklevel=3,
                 )
             self._stage = Stage(
                 cast(Player, self.member.admitter.episodes),
