@@ -49,9 +49,9 @@ LINES: dict[str, tuple[Event, str]] = {
     ),
     "start": (PeerStarted(3), '{"kind": "start", "step": 3, "slow": ""}'),
     "evaluation": (
-        Evaluated(2, {"validation": 0.5, "ood-clock": 0.25}, Place("F-TIS", "a")),
-        '{"kind": "evaluation", "step": 2, "problems": 1, "validation": 0.5, "ood-clock": 0.25, "arm": "F-TIS", '
-        '"peer": "a"}',
+        Evaluated(2, {"validation": 0.5, "ood-clock": 0.25}, Place("F-TIS", "a"), 4, 0.5),
+        '{"kind": "evaluation", "step": 2, "problems": 4, "reward_std": 0.5, "validation": 0.5, "ood-clock": 0.25, '
+        '"arm": "F-TIS", "peer": "a"}',
     ),
     "round": (
         RoundEnded({"step": 1, "reward": 0.5, "peer/b/admitted": 8}, Place("F-TIS", "a", "seed 0 F-TIS")),

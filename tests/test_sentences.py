@@ -6,14 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis.admission import Reason
 from ftis.metric_keys import peer_key
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
-from ftis.records.standing import Left, Source, Standing, Trouble, reward_means, seconds_left, standing, why_nothing
+from ftis.records.standing import (
+    Decline,
+    Left,
+    Source,
+    Standing,
+    Trouble,
+    reward_means,
+    seconds_left,
+    standing,
+    why_nothing,
+)
 from ftis.view.sentences import CAUSES, REASONS, About, about, headline, share
 
 LARGE = Source("large", offered=144, used=118)
@@ -75,6 +86,7 @@ REMARKS: dict[str, tuple[Standing, str, str]] = {
     "falling": (replace(SMALL, trouble=Trouble("fallen", 1, 31, 0.01, 0.48, 0.03)), "look", "rate (0.03)"),
     "fallen": (replace(SMALL, trouble=Trouble("fallen", 2, 30, 0.0, 0.48, 0.03)), "trouble", ".48 before"),
     "unlearned": (replace(SMALL, trouble=Trouble("unlearned", 1, 30, 0.1, 0.5)), "trouble", "Solved 0.500 before"),
+    "declining": (replace(SMALL, decline=Decline(3, 20, 0.62, 0.41)), "trouble", "0.620 after round 20 to 0.410"),
     "below its best": (replace(SMALL, reward=0.58, best=0.9), "look", ".32 below its best"),
     "below the others": (replace(SMALL, reward=0.58, best=0.6, others=0.93), "look", "the others (.93)"),
     "silent": (replace(SMALL, silent_for=200), "trouble", "3.3 min"),
@@ -237,6 +249,37 @@ def test_an_accuracy_that_fell_is_named_if_that_is_no_chance() -> None:
         found = standing("a", 9, rows([0.05] * 4), evaluations=seen).trouble
         assert (found is not None) == fell
         assert found is None or (found.kind, found.since) == ("unlearned", 4)
+
+
+DECLINES: dict[str, tuple[list[float], int, float | None, Decline | None]] = {
+    # Three errors of .62 and .41 are 3 √((.2356 + .2419) / n): .2094 for 98 problems, .2105 for 97.
+    "clear": ([0.3, 0.62, 0.55, 0.47, 0.41], 98, None, Decline(3, 4, 0.62, 0.41)),
+    "of few problems": ([0.3, 0.62, 0.55, 0.47, 0.41], 97, None, None),
+    "of spread rewards": ([0.3, 0.62, 0.55, 0.47, 0.41], 98, 0.6, None),  # 3 √(.72 / 98) is .257
+    "in two evaluations": ([0.3, 0.62, 0.5, 0.3], 500, None, None),
+    "with a rest": ([0.62, 0.5, 0.5, 0.4, 0.35], 500, None, None),
+    "from the start": ([0.62, 0.5, 0.45, 0.4, 0.35], 500, None, Decline(4, 0, 0.62, 0.35)),
+    "and up again": ([0.62, 0.5, 0.4, 0.3, 0.35], 500, None, None),
+    "of rewards above 1": ([3.0, 2.5, 2.2, 1.9], 36, 1.0, Decline(3, 0, 3.0, 1.9)),
+    "of nothing": ([0.5] * 5, 500, None, None),
+}
+
+
+def test_an_accuracy_that_falls_in_several_evaluations_is_named_if_that_is_no_chance() -> None:
+    for name, (accuracies, problems, spread, decline) in DECLINES.items():
+        seen = [EvaluationRow(4 * i, VALIDATION, of, problems, reward_std=spread) for i, of in enumerate(accuracies)]
+        found = standing("a", 99, rows([0.7] * 4 * len(seen)), evaluations=seen)
+        assert found.decline == decline, name
+        assert [remark.about for remark in about(found).remarks] == ["decline"] * (decline is not None), name
+
+
+@given(st.floats(0, 1), st.sampled_from([20, 100, 500]), st.integers(0, 2**32 - 1))
+@settings(max_examples=10)
+def test_a_model_that_stays_as_it_is_hardly_declines(chance: float, problems: int, seed: int) -> None:
+    solved = np.random.default_rng(seed).binomial(problems, chance, 1000) / problems
+    seen = [EvaluationRow(i, VALIDATION, float(of), problems) for i, of in enumerate(solved)]
+    some = [standing("a", 9, rows([0.7]), evaluations=seen[i : i + 6]).decline for i in range(len(seen) - 6)]
+    assert sum(one is not None for one in some) <= 12  # chance brings one or two
 
 
 EQUAL = {"frac_reward_zero_std": 1.0}

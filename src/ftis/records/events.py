@@ -140,7 +140,7 @@ class Evaluated:
 
     Attributes:
         accuracies: fraction of problems answered correctly, by split.
-        problems: the number of problems of the first split.
+        problems, reward_std: of the first split the number of problems, and the standard deviation of their rewards.
     """
 
     kind: ClassVar[str] = "evaluation"
@@ -148,6 +148,7 @@ class Evaluated:
     accuracies: Mapping[str, float]
     place: Place = Place()
     problems: int = 1
+    reward_std: float | None = None
 
 
 STAGES = {"sampling": ("sample", "exchange"), "waiting": ("wait",), "learning": ("admit", "logp", "update")}

@@ -9,6 +9,7 @@ Reading loads no model, imports nothing that a record names, and changes nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,13 +44,25 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """A line of ``evaluations.jsonl``: greedy pass@1 on one split after ``step`` rounds, a share in 0 … 1."""
+    """A line of ``evaluations.jsonl``: the mean reward of greedy completions on one split after ``step`` rounds.
+
+    Attributes:
+        accuracy: for rewards 0 and 1 greedy pass@1.
+        reward_std: the standard deviation of the problems' rewards; None: these are 0 and 1.
+    """
 
     step: int
     split: str
     accuracy: float
     problems: int
     seconds: float = 0.0
+    reward_std: float | None = None
+
+    @property
+    def error(self) -> float:
+        """The standard error of the accuracy."""
+        variance = self.accuracy * (1 - self.accuracy) if self.reward_std is None else self.reward_std**2
+        return math.sqrt(max(0.0, variance) / self.problems)
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> EvaluationRow:
@@ -57,10 +70,13 @@ class EvaluationRow:
         accuracy = line["accuracy"]
         if not isinstance(accuracy, (int, float)):
             raise TypeError(f"accuracy is {accuracy!r}")
-        seconds = line.get("seconds", 0.0)
+        seconds, spread = line.get("seconds", 0.0), line.get("reward_std")
         if not isinstance(seconds, (int, float)):
             raise TypeError(f"seconds is {seconds!r}")
-        return EvaluationRow(_whole(line, "step"), str(line["split"]), accuracy, _whole(line, "problems"), seconds)
+        if not isinstance(spread, (int, float, type(None))):
+            raise TypeError(f"reward_std is {spread!r}")
+        problems = _whole(line, "problems")
+        return EvaluationRow(_whole(line, "step"), str(line["split"]), accuracy, problems, seconds, spread)
 
 
 @dataclass(frozen=True, eq=False)  # equal to itself alone, so that something can be remembered about it

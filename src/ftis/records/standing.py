@@ -25,6 +25,9 @@ FALLS = ((1, 0.3, 0.1), (2, 0.2, 0.25), (3, 0.1, 0.5))
 """When a reward has fallen: after so many rounds in a row, from so high a best, to so small a fraction of it. One round
 is a few dozen completions, so that it alone must show much."""
 
+DECLINES = 3
+"""Evaluations in a row, each below the one before, after which an accuracy may have declined."""
+
 MOSTLY, HARDLY = 0.9, 0.05
 """Shares of completions above which nearly all do something, and below which nearly none do."""
 
@@ -114,6 +117,22 @@ class Trouble:
 
 
 @dataclass(frozen=True)
+class Decline:
+    """A validation accuracy that fell in several evaluations in a row.
+
+    Attributes:
+        evaluations: their number.
+        step: the round of the last evaluation before them.
+        before, now: the accuracies then, and at the last evaluation.
+    """
+
+    evaluations: int
+    step: int
+    before: float
+    now: float
+
+
+@dataclass(frozen=True)
 class Left:
     """A job's rounds that are left, and the seconds of one; None before any was measured."""
 
@@ -151,6 +170,7 @@ class Standing:
         others: the median reward of the other peers with records here; None without any.
         together: whether it learns together with others.
         trouble: the reason why it learns nothing or unlearns; None if it learns, as far as its rounds show.
+        decline: of the accuracy on validation, up to its last evaluation; None without one.
         solved: accuracies on validation before the first round and at the last evaluation; None without both.
         without_foreign: the number of rounds that used no foreign rollout: the last ones in a row or, if the run has
             finished, all.
@@ -175,6 +195,7 @@ class Standing:
     together: bool = False
     sources: Sequence[Source] = ()
     trouble: Trouble | None = None
+    decline: Decline | None = None
     solved: tuple[float, float] | None = None
     without_foreign: int = 0
     alone: Sequence[Source] = ()
@@ -270,6 +291,7 @@ def standing(
         together=together,
         sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
         trouble=_fall(name, rows, best or 0.0) or _nothing_learned(rows) or _unlearned(evaluations, rows),
+        decline=_decline(evaluations),
         solved=solved,
         without_foreign=without_foreign,
         alone=[source_of(other, lonely) for other in others if lonely],
@@ -329,9 +351,28 @@ def _unlearned(evaluations: Sequence[EvaluationRow], rows: Sequence[RoundRow]) -
     first, last = (evaluations[0], evaluations[-1]) if evaluations else (None, None)
     if first is None or last is None or first.step or not last.step or first.accuracy < FALLS[-1][1]:
         return None
-    error = math.sqrt(first.accuracy * max(0.0, 1 - first.accuracy) / first.problems)
-    fell = last.accuracy <= FALLS[-1][2] * first.accuracy and first.accuracy - last.accuracy > 3 * error
+    fell = last.accuracy <= FALLS[-1][2] * first.accuracy and first.accuracy - last.accuracy > 3 * first.error
     return Trouble("unlearned", 1, last.step, last.accuracy, first.accuracy, _highest_rate(rows)) if fell else None
+
+
+def _decline(evaluations: Sequence[EvaluationRow]) -> Decline | None:
+    """The fall of the accuracy over the last evaluations, each below the one before, if no noise explains it.
+
+    There are :data:`DECLINES` of them at least, and the fall exceeds three standard errors of a difference, √(a² + b²).
+    An evaluation is compared with one other alone. With new problems each time and a model that stays as it is, one in
+    a thousand declines; the same problems vary less.
+    """
+    falls = 0
+    for later, earlier in pairwise(evaluations[::-1]):
+        if later.accuracy >= earlier.accuracy:
+            break
+        falls += 1
+    if falls < DECLINES:
+        return None
+    first, last = evaluations[-1 - falls], evaluations[-1]
+    if first.accuracy - last.accuracy <= 3 * math.hypot(first.error, last.error):
+        return None
+    return Decline(falls, first.step, first.accuracy, last.accuracy)
 
 
 def _nothing_learned(rows: Sequence[RoundRow]) -> Trouble | None:

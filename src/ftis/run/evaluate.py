@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import pstdev
 
 from ftis.admission import Score
 from ftis.engines.stops import cut_at
@@ -52,6 +53,11 @@ class Evaluation:
             f"greedy mean reward {self.accuracy:.3f}, and pass@1, a reward of at least 1, {self.solved / n:.3f} "
             f"({self.solved} of {n})"
         )
+
+    @property
+    def reward_std(self) -> float:
+        """The standard deviation of the problems' rewards."""
+        return pstdev(p.reward for p in self.problems)
 
     @property
     def mean_length(self) -> float:

@@ -266,7 +266,7 @@ class Trainer:
 
     def evaluate(self, splits: Sequence[EvalSplit]) -> Evaluated:
         """Record greedy pass@1 on each split."""
-        peer, accuracies = self.peer, {}
+        peer, accuracies, spreads = self.peer, dict[str, float](), list[float]()
         for split in splits:
             began = time.monotonic()
             evaluation = Exam(
@@ -284,12 +284,14 @@ class Trainer:
                 "split": split.name,
                 "accuracy": evaluation.accuracy,
                 "problems": len(split.problems),
+                "reward_std": evaluation.reward_std,
                 "mean_length": evaluation.mean_length,
                 "seconds": time.monotonic() - began,
             }
             self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
             accuracies[split.name] = evaluation.accuracy
-        return Evaluated(peer.member.cursor.step, accuracies, problems=len(splits[0].problems))
+            spreads.append(evaluation.reward_std)
+        return Evaluated(peer.member.cursor.step, accuracies, problems=len(splits[0].problems), reward_std=spreads[0])
 
     def save_what_is_whole(self) -> None:
         """After an error, save the finished rounds. A second error, from saving, is not reported."""

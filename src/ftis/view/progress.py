@@ -204,7 +204,9 @@ class Display:
                 self._remark(name, state)
             case Evaluated(accuracies=splits):
                 if VALIDATION in splits:
-                    row = EvaluationRow(event.step, VALIDATION, splits[VALIDATION], event.problems)
+                    row = EvaluationRow(
+                        event.step, VALIDATION, splits[VALIDATION], event.problems, reward_std=event.reward_std
+                    )
                     self._evaluations.setdefault(name, []).append(row)
                 notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
                 self._line(f"{name}: round {event.step}  {'  '.join(f'{k} {v:.3f}' for k, v in splits.items())}")

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ftis.check.formatting import counted, in_time, true_minus
 from ftis.config import cut
-from ftis.records.standing import CLEARLY, Source, Standing, Trouble
+from ftis.records.standing import CLEARLY, Decline, Source, Standing, Trouble
 
 Level = Literal["fine", "look", "trouble"]
 
@@ -71,6 +71,9 @@ CAUSES: Mapping[str, str] = {
     "answer": "no answer is right, so that only the format is learned: ftis preflight says what to change",
 }
 """The reasons of :func:`ftis.records.standing.why_nothing` in words, each with what to do."""
+
+FELL = ("fallen", "unlearned")
+"""The kinds of trouble that are a fall, with both values."""
 
 UNPAID = ("at once", "endless", "format", "unrewarded")
 """The reasons with which no completion earns anything."""
@@ -143,6 +146,8 @@ def remarks_on(peer: Standing) -> list[Remark]:
         found.append(_of_trouble(peer, peer.trouble))
     elif peer.reward is not None:
         found += _of_reward(peer.reward, peer.best or 0.0, peer.others)
+    if peer.decline is not None and not (peer.trouble and peer.trouble.kind in FELL):
+        found.append(_of_decline(peer.decline))
     if peer.together and peer.without_foreign:
         why = ", ".join(f"{source.name}: {_unused(source)}" for source in peer.alone)
         of = _last(peer.without_foreign)
@@ -163,7 +168,7 @@ def remarks_on(peer: Standing) -> list[Remark]:
 
 def _of_trouble(peer: Standing, trouble: Trouble) -> Remark:
     """A remark on the reason why a peer learns nothing, or unlearns."""
-    if trouble.kind in ("fallen", "unlearned"):
+    if trouble.kind in FELL:
         fell = f"The reward is {share(trouble.reward)} since round {trouble.since}, {share(trouble.before)} before"
         if trouble.kind == "unlearned":
             fell = f"Solved {trouble.before:.3f} before training, {trouble.reward:.3f} after round {trouble.since}"
@@ -185,6 +190,18 @@ def _of_trouble(peer: Standing, trouble: Trouble) -> Remark:
     text = f"{since}: {CAUSES[trouble.kind]}"
     lasting = trouble.rounds >= UNREWARDED and trouble.kind != "easy"
     return Remark("trouble" if lasting else "look", text, trouble.kind)
+
+
+def _of_decline(decline: Decline) -> Remark:
+    """A remark on an accuracy that fell in several evaluations in a row: an older checkpoint is better."""
+    fell = f"from {decline.before:.3f} after round {decline.step} to {decline.now:.3f}"
+    if not decline.step:
+        fell = f"from {decline.before:.3f} before training to {decline.now:.3f}"
+    text = (
+        f"Validation fell in {decline.evaluations} evaluations in a row, {fell}: end earlier, or lower the learning "
+        f"rate; training.load_best_model_at_end keeps the best checkpoint"
+    )
+    return Remark("trouble", text, "decline")
 
 
 def _of_reward(reward: float, best: float, others: float | None) -> list[Remark]:
