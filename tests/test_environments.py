@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
 from ftis.admission import Admission, Admitter, Reason
+from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
 from ftis.engines.samplers import open_sampler
@@ -37,9 +39,12 @@ from ftis.environments.calculator import Calculator, calculated
 from ftis.environments.contract import open_environment
 from ftis.environments.play import MARK, OVERDUE, Player, _require_tools
 from ftis.episodes import EpisodeError, UnplayableError
+from ftis.peer import Drawn
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
-from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
+from ftis.records.files import checkpoint_path
+from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout, ScoredGroup
+from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.provenance import agreed_modules
 from ftis.run.runs import run as train
@@ -450,7 +455,7 @@ def test_a_machine_that_is_too_slow_for_a_turn_costs_its_sender_nothing(texts: t
     ("slow", "text", "said", "reward"), [(False, "5$7$", "5\n> 5!\n7", 0.5), (True, "5$", None, 0.0)]
 )
 def test_the_seconds_of_an_own_turn_count_in_its_first_play_alone(
-    slow: bool, text: str, said: str | None, reward: float, monkeypatch: pytest.MonkeyPatch
+    slow: bool, text: str, said: str | None, reward: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     play, numbers = player("toys_of_turns.Slow"), (signal.SIGVTALRM, signal.SIGALRM)
     handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
@@ -463,6 +468,17 @@ def test_the_seconds_of_an_own_turn_count_in_its_first_play_alone(
         again, texts, rewards = play.judge(ASKED, group)
         assert (texts, rewards) == ((said or f"5\n> {OVERDUE}\n",), (reward,))
         assert [rollout.overdue for rollout in again.rollouts] == [slow]
+        drawn_ahead = Drawn(0, [ScoredGroup(again, texts, rewards)], staleness=1)
+        terms = dataclasses.replace(TERMS, prompts=[ASKED], max_completion_length=play.most)
+        admitter = Admitter(terms, score, play.detokenize, episodes=play)
+        header = Header(TERMS.run, 0, "ada", "9" * 32, 1.0, 0, 1.0)
+        peer: Any = SimpleNamespace(unfinished=drawn_ahead, member=SimpleNamespace(header=header, admitter=admitter))
+        state = checkpoint_path(tmp_path, 3) / "trainer_state"
+        state.mkdir(parents=True)
+        (state / checkpoint.UNFINISHED).write_bytes(checkpoint.unfinished(peer))
+        checkpoint.go_on(peer, tmp_path, 3)  # after a kill
+        (resumed,) = peer.ahead.own
+        assert (resumed.completions, resumed.rewards, resumed.group.rollouts[0].overdue) == (texts, rewards, slow)
         drawn = dataclasses.replace(group.rollouts[0], overdue=None)  # its last turn is new
         assert play.again(ASKED, drawn).overdue != slow
     finally:

@@ -1382,12 +1382,12 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
     small = Watched(trl, tmp_path / "small.log", environment=environment)
     large = Watched(ours, tmp_path / "large.log", environment=environment)
     try:
-        assert small.until(lambda: sum("'loss'" in line for line in small.lines) >= 7 or not small.runs, 120)
+        assert small.until(lambda: sum("'loss'" in line for line in small.lines) >= 7 or not small.runs, HUNG)
         assert small.runs, (tmp_path / "small.log").read_text()[-3000:]
         small.kill()
         small = Watched([*trl, "--resume"], tmp_path / "small.log", environment=environment)
-        assert small.wait(180) == 0, (tmp_path / "small.log").read_text()[-3000:]
-        assert large.wait(60) == 0, (tmp_path / "large.log").read_text()[-3000:]
+        assert small.wait(HUNG) == 0, (tmp_path / "small.log").read_text()[-3000:]
+        assert large.wait(HUNG) == 0, (tmp_path / "large.log").read_text()[-3000:]
     finally:
         for process in (small, large):
             process.kill()
@@ -1484,7 +1484,7 @@ def test_trls_quick_start_with_three_lines_changed_is_a_swarm_of_two(tmp_path: P
         processes[name] = Watched(command, tmp_path / f"{name}.log", cwd=tmp_path, environment=environment)
     try:
         for name, process in processes.items():
-            assert process.wait(300) == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
+            assert process.wait(HUNG) == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
     finally:
         for process in processes.values():
             process.kill()

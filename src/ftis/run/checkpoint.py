@@ -120,22 +120,32 @@ def load(
 
 
 def unfinished(peer: Peer) -> bytes:
-    """The groups of the round to finish next as a message; empty if the present weights would draw them again."""
+    """The groups of the round to finish next: which last turns were overdue as a line of JSON, then a message.
+
+    Empty if the present weights would draw them again.
+    """
     drawn = peer.unfinished
     if drawn is None or not drawn.staleness:
         return b""
     header = replace(peer.member.header, round=drawn.round)
-    return encode(Message(header, tuple(scored.group for scored in drawn.own)))
+    groups = tuple(scored.group for scored in drawn.own)
+    overdue = [[rollout.overdue for rollout in group.rollouts] for group in groups]
+    return json.dumps(overdue).encode() + b"\n" + encode(Message(header, groups))
 
 
 def go_on(peer: Peer, directory: Path, step: int) -> None:
     """Give a peer the groups of the next round that ``checkpoint-<step>`` holds, if it holds some.
 
-    They are scored again, as any reward function must score them alike.
+    They are scored again, as any reward function must score them alike. No turn is timed again.
     """
     path, admitter = checkpoint_path(directory, step) / "trainer_state" / UNFINISHED, peer.member.admitter
     if path.exists():
-        groups = decode(path.read_bytes(), admitter.terms.limits).groups
+        overdue, _, message = path.read_bytes().partition(b"\n")
+        found = zip(decode(message, admitter.terms.limits).groups, json.loads(overdue), strict=True)
+        groups = [
+            replace(group, rollouts=tuple(replace(r, overdue=o) for r, o in zip(group.rollouts, of_group, strict=True)))
+            for group, of_group in found
+        ]
         peer.ahead = Drawn(step, [admitter.score_group(group) for group in groups], staleness=1)
 
 
