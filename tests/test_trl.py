@@ -650,6 +650,10 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
         (environment,) = stage.environments(1)
         played = stage.finished(environment, problem, Rollout(ids, np.zeros(len(ids), np.float32)))
         assert (played.overdue, environment.get_reward(), played.reward or reward) == (overdue, reward, reward)
+    stage.player.close()
+    known = Rollout(ids, np.zeros(len(ids), np.float32), observed=played.observed, overdue=False)
+    assert stage.finished(stage.environments(1)[0], problem, known).text == played.text
+    assert stage.player.environment.helper._process is None  # it has played that before
 
 
 def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_path: Path) -> None:
@@ -675,12 +679,15 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
     async def earn(self: Any, coins: int) -> str:
         return ""
 
+    tools = {name: vars(Wallet)[name] for name in ("reset", "earn", "get_reward")}
+
     with pytest.warns(UserWarning, match="Here .*without limits"):
         assert trainer_with(Here).member.recipe.task.environment.startswith("given.Here_")
     cases = {
         "reply": (Echo, rows),
         "several classes": ({"a": Purse, "b": Wallet}, rows),
         "is async": (type("Later", (Wallet,), {"earn": earn}), rows),
+        "__slots__": (type("Slotted", (), {"__slots__": ("coins",), **tools}), rows),
         "let each prompt be a list of messages": (Purse, rows.map(lambda row: {"prompt": "?"})),
     }
     for said, (environment, dataset) in cases.items():

@@ -49,6 +49,11 @@ def factory_of(recipe: Recipe, given: Any, without_us: Mapping[str, Any]) -> Any
     called = [*environment.tools.values(), environment.instance.reset, getattr(environment.instance, "get_reward", len)]
     if later := [method.__name__ for method in called if inspect.iscoroutinefunction(method)]:
         raise OptionError(f"task.environment = {path!r}: {later[0]} is async; write it as a plain method")
+    if not hasattr(environment.instance, "__dict__"):
+        raise OptionError(
+            f"task.environment = {path!r} has __slots__, and the object of an episode that took too long gets another "
+            f"get_reward: leave them out"
+        )
     seed = inspect.signature(environment.instance.reset).parameters.get("seed")
     for name, rows in without_us.items() if seed is not None and seed.default is seed.empty else ():
         for one in rows.values() if isinstance(rows, dict) else [rows]:
@@ -85,14 +90,14 @@ class Stage:
     def finished(self, environment: Any, prompt: Prompt, rollout: Rollout) -> Played:
         """Play an episode in ``environment``, which is then in its last state.
 
-        Actions are first played where time has limits. An episode that ends beyond them is only begun in
+        New actions are first played where time has limits. An episode that ends beyond them is only begun in
         ``environment``, whose reward is then 0. The pool has another instead.
 
         Raises:
             EpisodeError: the environment raises, or answers otherwise than before.
         """
         here = replace(self.player.environment, instance=environment, tools=tools_of(environment), helper=None)
-        if self.player.environment.helper is not None:
+        if rollout.overdue is not False and self.player.environment.helper is not None:
             played = self.player.again(prompt, rollout)
             if played.overdue:
                 here.play(prompt, ())
