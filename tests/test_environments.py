@@ -151,18 +151,37 @@ def test_tokens_behind_an_episodes_end_cannot_be_played(drawn: str) -> None:
         play(ASKED, ids_of(play, drawn.replace("$", "<eos>")))
 
 
+CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + CHATML.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}",
+)
 PLAYERS = [player("toys_of_turns.Echo"), player("guess"), player("calculator", ("=",))]
+PLAYERS.append(player("toys_of_turns.Wallet", template=CALLS, most=300))
+COINS = ("2", "NaN", "1e999", '"x"', "{}", "9" * 70)
+PIECES = ["<tool_call>", "</tool_call>", "{", "[", "null", '{"name": "earn"}', '{"name": "get_reward"}']
+PIECES += [f'<tool_call>{{"name": "earn", "arguments": {{"coins": {n}}}}}</tool_call>$' for n in COINS]
 
 
-@given(which=st.integers(0, 2), text=st.text("17$=<+", max_size=30))
+@given(
+    which=st.integers(0, 3),
+    text=st.text("17$=<+", max_size=30)
+    | st.lists(st.sampled_from([*PIECES, *"17$"]), min_size=1, max_size=12).map("".join),
+)
 def test_whatever_was_drawn_is_played_within_limits_or_refused(which: int, text: str) -> None:
     play = PLAYERS[which]
     drawn = ids_of(play, text.replace("$", "<eos>"))
+    outcome = admitted(play, text, text) if len(drawn) else None
+    assert outcome is None or len(outcome.admitted) + len(outcome.rejections) == 1
     try:
         found = play(ASKED, drawn)
-    except UnplayableError:
+    except (EpisodeError, UnplayableError) as error:
+        if outcome is not None:
+            refused = Reason.UNPLAYABLE if isinstance(error, UnplayableError) else Reason.UNSCORED
+            assert only(outcome).reason in (refused, Reason.TOO_LONG, Reason.MALFORMED)
+            assert len(only(outcome).detail) < 1000
         return
     whole = Rollout(drawn, np.zeros(len(drawn), np.float32), observed=found.observed)
+    assert outcome is None or bool(outcome.admitted) == (not found.left)
     assert len(whole.read_ids) + found.left == play.most or not found.left
     assert len(whole.read_ids) <= play.most
     assert [at for at, _ in found.observed] == sorted({at for at, _ in found.observed})
@@ -229,12 +248,6 @@ def test_a_chat_template_writes_the_answer_and_opens_the_models_next_turn() -> N
     assert play(ASKED, ids_of(play, "5<eos>")).observed[0].ids.tolist() == answer.ids.tolist()  # the turn has its end
     (echoed,) = play(ASKED, ids_of(play, f"{MARK}<|im_end|>")).observed
     assert play.tokenizer.decode(echoed.ids) == f"\n<|im_start|>user\n{MARK}!<|im_end|>\n<|im_start|>assistant\n"
-
-
-CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + CHATML.replace(
-    "{{ m.content }}",
-    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}",
-)
 
 
 def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
@@ -315,6 +328,7 @@ def test_a_senders_actions_are_played_here_and_earn_what_they_earn_here() -> Non
         ("guess", ("1$", "1$7$"), Reason.UNPLAYABLE),
         ("guess", ("1$2$3$4$5$", "1$7$"), Reason.UNPLAYABLE),
         ("guess", ("1" * 25, "1$7$"), Reason.TOO_LONG),
+        ("guess", ("1$" * 10_000, "1$7$"), Reason.MALFORMED),
         ("guess", ("1" * 24, "1$7$"), None),
         ("toys_of_turns.Fragile", ("1$7$", "1$7$"), Reason.UNSCORED),
     ],
