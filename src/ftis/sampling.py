@@ -23,9 +23,11 @@ from ftis.rollouts import Ints, Rollout
 
 @dataclass
 class Kept:
-    """What a sampler read of rows that may go on, in its own form. It is forgotten with the decoding that holds it."""
+    """What a sampler keeps for the next turn, in its own form: what it read of rows, and its copy of the weights, which
+    must not move meanwhile. It is forgotten with the decoding that holds it."""
 
     rows: Any = None
+    weights: Any = None
 
 
 @dataclass(frozen=True)

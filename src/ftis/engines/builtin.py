@@ -156,7 +156,11 @@ class _Rows:
         self.policy, self.prompt_ids, self.repeats, self.steps = policy, prompt_ids, repeats, steps
         self.positions = max(len(p) for p in prompt_ids) + steps - 1  # a row's last token is fed to nothing
         fused, places = fuses(policy.model), torch.arange(self.positions)
-        self.decoder = FusedDecoder(policy.model, policy.compute_dtype, places) if fused else None
+        self.decoder: FusedDecoder | None = decoding.kept.weights if decoding.kept is not None else None
+        if self.decoder is not None:
+            self.decoder.reach(places)
+        elif fused:
+            self.decoder = FusedDecoder(policy.model, policy.compute_dtype, places)
         self.captures = fused and policy.config.cuda_graphs and policy.device.type == "cuda"
         if self.captures:  # a captured step attends to all slots
             self.captures = rows_fit(attention_windows(policy.model), self.positions)
@@ -170,7 +174,7 @@ class _Rows:
         self.kept: KeptRows | None = None
         self.keeps = False
         if decoding.kept is not None:
-            self.kept, decoding.kept.rows = decoding.kept.rows, None
+            self.kept, decoding.kept.rows, decoding.kept.weights = decoding.kept.rows, None, self.decoder
             a_row = row_bytes(policy.model.config, self.positions, policy.compute_dtype.itemsize)
             self.keeps = len(prompt_ids) * repeats * a_row <= cache_bytes(policy.device) // 2
 
@@ -199,7 +203,8 @@ class _Rows:
             logits_to_keep=1,
         ).logits[:, -1]
         cache.map(lambda prompts: prompts.to(self.policy.compute_dtype))  # under autocast models keep keys in float32
-        cache.map(lambda prompts: prompts.repeat_interleave(self.repeats, 0))
+        if self.repeats > 1:
+            cache.map(lambda prompts: prompts.repeat_interleave(self.repeats, 0))
 
         used = self.cache.get_seq_length()
         span = used - int(self.start.min()) if len(self.start) else 0

@@ -93,11 +93,16 @@ class FusedDecoder:
             self._layer(layer, window, kinds.index(rotation))
             for layer, window, rotation in zip(inner.layers, attention_windows(model), rotations, strict=True)
         ]
+        self.rotary, self.kinds = inner.rotary_emb, kinds
+        self.reach(place_P)
+
+    def reach(self, place_P: Tensor) -> None:
+        """Take other places than those given at first."""
         # rotate_half(x) is x rolled by half with its first half negated; here the sine has the sign.
-        sign = torch.ones(self.width, device=device)
+        sign = torch.ones(self.width, device=self.embedding.device)
         sign[: self.width // 2] = -1
-        places = place_P[None].to(device)
-        angles = [inner.rotary_emb(self.embedding[:1].float(), places, *kind) for kind in kinds]
+        places = place_P[None].to(self.embedding.device)
+        angles = [self.rotary(self.embedding[:1].float(), places, *kind) for kind in self.kinds]
         self.turns = [(cos[0].float().unsqueeze(1), (sin[0].float() * sign).unsqueeze(1)) for cos, sin in angles]
 
     def _layer(self, layer: Any, window: Window, rotation: int) -> _Layer:

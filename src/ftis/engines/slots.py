@@ -181,11 +181,10 @@ class SlotLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.used
 
-    def fill(self, keys: Tensor, values: Tensor) -> None:
-        """Use the first slots for these: [rows, heads, slots, width]."""
+    def take(self, keys: Tensor, values: Tensor, used: int) -> None:
+        """Take these as the slots: [rows, heads, capacity, width]."""
         self.dtype, self.device = keys.dtype, keys.device
-        self.keys, self.values, self.used = self._slots(keys), self._slots(values), keys.shape[2]
-        self.keys[:, :, : self.used], self.values[:, :, : self.used] = keys, values
+        self.keys, self.values, self.used = keys, values, used
         self.is_initialized = True
 
     def map(self, of_rows: Callable[[Tensor], Tensor]) -> None:
@@ -283,22 +282,24 @@ class KeptRows:
     ) -> None:
         """Fill the first ``n`` slots of an empty cache. ``skipped_N``: the slots before each row's first token."""
         part_N, row_N, _ = np.array(found).T
+        device = self.parts[0].start.device
+        skipped = torch.tensor(skipped_N, device=device)
+        moves = []
+        for at, part in enumerate(self.parts):
+            mine = torch.from_numpy(np.flatnonzero(part_N == at)).to(device)
+            if len(mine):
+                rows = torch.from_numpy(row_N).to(device)[mine]
+                slot = torch.arange(n, device=device) + (part.start[rows] - skipped[mine])[:, None]
+                moves.append((part, mine, rows[:, None], slot.clamp(0, part.layers[0][0].shape[2] - 1)))
         for number, layer in enumerate(cache.slots):
             of_layer = []
             for side in (0, 1):
                 first = self.parts[0].layers[number][side]
-                slots = first.new_zeros(len(found), first.shape[1], n, first.shape[3])
-                for at, part in enumerate(self.parts):
-                    mine = np.flatnonzero(part_N == at)
-                    if not len(mine):
-                        continue
-                    source, rows = part.layers[number][side], torch.from_numpy(row_N[mine]).to(first.device)
-                    shift = part.start[rows] - torch.tensor([skipped_N[i] for i in mine.tolist()], device=first.device)
-                    slot = (torch.arange(n, device=first.device) + shift[:, None]).clamp(0, source.shape[2] - 1)
-                    moved = source.transpose(1, 2)[rows[:, None], slot].transpose(1, 2)
-                    slots[torch.from_numpy(mine).to(first.device)] = moved
+                slots = first.new_zeros(len(found), first.shape[1], cache.capacity, first.shape[3])
+                for part, mine, rows, slot in moves:
+                    slots[:, :, :n][mine] = part.layers[number][side].transpose(1, 2)[rows, slot].transpose(1, 2)
                 of_layer.append(slots)
-            layer.fill(*of_layer)
+            layer.take(*of_layer, n)
 
 
 class KeptPart(NamedTuple):
