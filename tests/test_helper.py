@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -98,6 +98,37 @@ def test_a_helper_that_ends_or_hangs_is_replaced(fresh: Helper, monkeypatch: pyt
     monkeypatch.setattr(helper, "WALL_SECONDS", 0.1)
     assert not equal("7.0", "7")
     assert fresh._process is None
+
+
+ANSWERS = """
+import json, os, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    n = json.loads(line)["n"]
+    if n == -1: os._exit(1)
+    print(json.dumps({"verdict": n, "retire": n == 7}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        ([], []),
+        ([3, 5], [3, 5]),
+        (range(5000), range(5000)),  # more than a pipe holds
+        ([7, 1, 7, 7, 2], [7, 1, 7, 7, 2]),  # three helpers end, and lose no request
+        ([1, -1, 2], [1, None]),
+        ([7, -1], [7, None]),
+    ],
+)
+def test_requests_sent_ahead_are_answered_up_to_the_first_that_ends_helpers(
+    asked: Sequence[int], answered: Sequence[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-S", "-c", ANSWERS])
+    mine = Helper("", "answers", "nothing")
+    assert mine.ask_all([{"n": n} for n in asked]) == list(answered)
+    assert mine.ask({"n": 4}) == 4
+    mine.stop()
 
 
 @pytest.mark.usefixtures("fresh")

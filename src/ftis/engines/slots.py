@@ -292,14 +292,14 @@ class KeptRows:
                 slot = torch.arange(n, device=device) + (part.start[rows] - skipped[mine])[:, None]
                 moves.append((part, mine, rows[:, None], slot.clamp(0, part.layers[0][0].shape[2] - 1)))
         for number, layer in enumerate(cache.slots):
-            of_layer = []
-            for side in (0, 1):
-                first = self.parts[0].layers[number][side]
-                slots = first.new_zeros(len(found), first.shape[1], cache.capacity, first.shape[3])
-                for part, mine, rows, slot in moves:
-                    slots[:, :, :n][mine] = part.layers[number][side].transpose(1, 2)[rows, slot].transpose(1, 2)
-                of_layer.append(slots)
-            layer.take(*of_layer, n)
+            keys, values = (
+                first.new_zeros(len(found), first.shape[1], cache.capacity, first.shape[3])
+                for first in self.parts[0].layers[number]
+            )
+            for part, mine, rows, slot in moves:
+                for slots, source in zip((keys, values), part.layers[number], strict=True):
+                    slots[:, :, :n][mine] = source.transpose(1, 2)[rows, slot].transpose(1, 2)
+            layer.take(keys, values, n)
 
 
 class KeptPart(NamedTuple):

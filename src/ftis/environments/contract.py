@@ -22,8 +22,9 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,21 @@ class Transcript(NamedTuple):
     overdue: bool = False
 
 
+class Actions(NamedTuple):
+    """The model's part of an episode.
+
+    Attributes:
+        turns: their texts.
+        known: how many turns an earlier play has timed. The machine may be slower now, so they have no limit.
+        overdue: whether the last of these took too long. It is not played again.
+    """
+
+    prompt: Prompt
+    turns: Sequence[str]
+    known: int = 0
+    overdue: bool = False
+
+
 @dataclass(frozen=True)
 class Environment:
     """An environment of the user's, checked, with its errors attributed.
@@ -100,43 +116,58 @@ class Environment:
     def play(
         self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize, known: int = 0, overdue: bool = False
     ) -> Transcript:
-        """Play an episode from its beginning: the texts of the model's turns.
+        """:meth:`play_all` of one episode."""
+        return next(self.play_all([Actions(prompt, turns, known, overdue)], most))
+
+    def play_all(self, episodes: Sequence[Actions], most: int) -> Iterator[Transcript]:
+        """Play episodes from their beginnings.
 
         Args:
             most: the most characters of the answers to a turn; longer ones end the episode.
-            known: how many turns an earlier play has timed. The machine may be slower now, so they have no limit.
-            overdue: whether the last of these took too long. It is not played again.
 
         Raises:
-            EpisodeError: a method raised, returned something else, or took too long.
+            EpisodeError: a method raised, returned something else, or took too long. Episodes before it are given.
         """
-        row = {**self.seed_of(prompt), **prompt.columns, "question": prompt.question, "answer": prompt.answer}
+        requests: list[dict[str, Any]] = [
+            {
+                "row": {**self.seed_of(prompt), **prompt.columns, "question": prompt.question, "answer": prompt.answer},
+                "turns": list(turns),
+                "most": most,
+                "known": known,
+                "overdue": overdue,
+            }
+            for prompt, turns, known, overdue in episodes
+        ]
         if self.helper is None:
-            return self.play_here(row, turns, most, known, overdue)
-        request = {"row": row, "turns": list(turns), "most": most, "known": known, "overdue": overdue}
-        found = self.helper.ask(request)
-        if found is None:
-            raise EpisodeError(
-                f"task.environment {self.path!r} did not answer within its limits of time and memory, in item "
-                f"{prompt.item}: let it answer or end the episode sooner"
-            )
-        if "error" in found:
-            raise EpisodeError(found["error"])
-        return Transcript(*found["played"])
+            yield from (self.play_here(**request) for request in requests)
+            return
+        for (prompt, *_), found in zip(episodes, self.helper.ask_all(requests), strict=False):
+            if found is None:
+                raise EpisodeError(
+                    f"task.environment {self.path!r} did not answer within its limits of time and memory, in item "
+                    f"{prompt.item}: let it answer or end the episode sooner"
+                )
+            if "error" in found:
+                raise EpisodeError(found["error"])
+            yield Transcript(*found["played"])
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of ``reset``."""
+        return inspect.signature(self.instance.reset).parameters
 
     def seed_of(self, prompt: Prompt) -> dict[str, int]:
         """The argument ``seed`` of ``reset``, if there is one."""
-        if "seed" not in inspect.signature(self.instance.reset).parameters:
+        if "seed" not in self.parameters:
             return {}
         return {"seed": int(np.random.SeedSequence((self.seed, prompt.item)).generate_state(1)[0])}
 
     def play_here(
         self, row: Mapping[str, Any], turns: Sequence[str], most: int, known: int, overdue: bool
     ) -> Transcript:
-        """:meth:`play` in this process."""
-        parameters = inspect.signature(self.instance.reset).parameters.values()
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            row = {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
+        """Play an episode in this process."""
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values()):
+            row = {name: row[name] for name in self.parameters if name in row}
         observation, answers = self._text("reset", self.instance.reset, **row) or "", list[list[Message]]()
         for number, turn in enumerate(turns, 1):
             if overdue and number == known:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from ftis.config import PromptConfig, Recipe, TaskConfig
 from ftis.engines.models import SAMPLES
 from ftis.engines.stops import cut_at, holds, stopped_at
-from ftis.environments.contract import CALL, Environment, Message, open_environment
+from ftis.environments.contract import CALL, Actions, Environment, Message, Transcript, open_environment
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.policy import Policy, positions_of
 from ftis.prompts import TaskError
@@ -27,6 +29,8 @@ MARK = "the model's turn"
 """A placeholder of a turn, behind which the chat template's text is found."""
 OVERDUE = "no answer in time"
 """Stands in a completion's text for the answer to a turn that took the environment too long."""
+REMEMBERED = 1024
+"""How many answers' tokens a player remembers."""
 LETTERS = 64
 """The most characters of an answer, for each token of a completion. A longer one has no room, and is not tokenised."""
 
@@ -37,6 +41,15 @@ class Turn(NamedTuple):
     ids: Ints
     text: str
     by_token: bool
+
+
+class Acted(NamedTuple):
+    """What a model did in an episode: at most ``room`` tokens with the answers, or more if ``heard`` as text."""
+
+    actions: Actions
+    turns: list[Turn]
+    room: int
+    heard: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +125,8 @@ class Player:
         going, turn = list(range(len(rollouts))), 0
         while going:
             left: dict[int, int] = {}
-            for row in going:
-                played = self.again(prompts[group_of[row]], rollouts[row])
+            all_played = self.all_again([(prompts[group_of[row]], rollouts[row]) for row in going])
+            for row, played in zip(going, all_played, strict=True):
                 overdue = None if played.left else played.overdue
                 rollouts[row] = replace(rollouts[row], observed=played.observed, overdue=overdue)
                 left |= {row: played.left} if played.left else {}
@@ -133,7 +146,7 @@ class Player:
 
     def judge(self, prompt: Prompt, group: Group) -> tuple[Group, tuple[str, ...], tuple[float, ...]]:
         """The group as it is played here, its texts, and the environment's rewards; () if it gives none."""
-        episodes = [self.again(prompt, rollout) for rollout in group.rollouts]
+        episodes = list(self.all_again([(prompt, rollout) for rollout in group.rollouts]))
         if stopped := [row for row, episode in enumerate(episodes) if episode.left]:
             raise UnplayableError(f"rollout {stopped[0]} stops before the episode's end")
         played = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
@@ -148,7 +161,7 @@ class Player:
         tool = next(iter(self.environment.tools), None)
         role = {"role": "user"} if tool is None else {"role": "tool", "name": tool}
         written = [
-            self._ids([{**role, "content": text}], text, inline).tolist()
+            self._ids(((*role.items(), ("content", text)),), inline).tolist()
             for text in SAMPLES
             for inline in (True, False)
         ]
@@ -159,7 +172,11 @@ class Player:
         self.environment.stop()
 
     def again(self, prompt: Prompt, rollout: Rollout) -> Played:
-        """Play a rollout's drawn tokens, and compare the answers with those that it has from before, if any.
+        """:meth:`all_again` of one rollout."""
+        return next(self.all_again([(prompt, rollout)]))
+
+    def all_again(self, rollouts: Sequence[tuple[Prompt, Rollout]]) -> Iterator[Played]:
+        """Play rollouts' drawn tokens, and compare the answers with those that they have from before, if any.
 
         The seconds of a turn count in its first play alone.
 
@@ -167,44 +184,55 @@ class Player:
             EpisodeError: they differ, or a turn before the last took too long.
             UnplayableError: as :meth:`__call__`.
         """
-        differs = EpisodeError(
-            f"task.environment {self.environment.path!r} gave other answers when item {prompt.item}'s actions were "
-            f"played again: make answers depend on the row, the seed and the actions alone"
-        )
-        try:
-            if rollout.sent is None:
-                played = self(prompt, rollout.completion_ids, len(rollout.observed), rollout.overdue)
-            else:
-                played = self._heard(prompt, rollout)
-        except UnplayableError:
-            if rollout.observed:
-                raise differs from None
-            raise
-        before, now = rollout.observed, played.observed[: len(rollout.observed)]
-        if [(at, ids.tolist()) for at, ids in before] != [(at, ids.tolist()) for at, ids in now]:
-            raise differs
-        return played
+        acted = [
+            self._drawn(prompt, of.completion_ids, len(of.observed), of.overdue)
+            if of.sent is None
+            else self._heard(prompt, of)
+            for prompt, of in rollouts
+        ]
+        transcripts = self.environment.play_all([one.actions for one in acted], LETTERS * self.most)
+        for (prompt, rollout), one, transcript in zip(rollouts, acted, transcripts, strict=True):
+            differs = EpisodeError(
+                f"task.environment {self.environment.path!r} gave other answers when item {prompt.item}'s actions were "
+                f"played again: make answers depend on the row, the seed and the actions alone"
+            )
+            try:
+                played = self._played(one, transcript)
+            except UnplayableError:
+                if rollout.observed:
+                    raise differs from None
+                raise
+            before, now = rollout.observed, played.observed[: len(rollout.observed)]
+            if [(at, ids.tolist()) for at, ids in before] != [(at, ids.tolist()) for at, ids in now]:
+                raise differs
+            yield played
 
-    def __call__(self, prompt: Prompt, drawn: Ints, known: int = 0, overdue: bool | None = None) -> Played:
+    def __call__(self, prompt: Prompt, drawn: Ints) -> Played:
         """Play drawn tokens from the beginning of a problem's episode.
-
-        Args:
-            known: how many turns an earlier play has timed.
-            overdue: what it has found of all turns, as in :class:`~ftis.rollouts.Rollout`.
 
         Raises:
             EpisodeError: a turn before the last took too long.
             UnplayableError: a token stands behind the episode's end, or the episode is longer than a completion may be.
+        """
+        acted = self._drawn(prompt, drawn)
+        return self._played(acted, next(self.environment.play_all([acted.actions], LETTERS * self.most)))
+
+    def _drawn(self, prompt: Prompt, drawn: Ints, known: int = 0, overdue: bool | None = None) -> Acted:
+        """Split drawn tokens into turns.
+
+        Args:
+            known: how many turns an earlier play has timed.
+            overdue: what it has found of all turns, as in :class:`~ftis.rollouts.Rollout`.
         """
         turns = self.turns(drawn)
         if len(turns) > self.most_turns:
             raise UnplayableError(f"turn {self.most_turns + 1} stands behind the episode's end")
         texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
         by_token = [int(turn[-1]) in self.end_ids for turn in turns]
-        return self._play(prompt, list(map(Turn, turns, texts, by_token)), self.most, known, overdue)
+        return self._acted(prompt, list(map(Turn, turns, texts, by_token)), self.most, known, overdue)
 
-    def _heard(self, prompt: Prompt, rollout: Rollout) -> Played:
-        """Play a completion that came as text. It ends where its sender stopped, who may have had no room for more."""
+    def _heard(self, prompt: Prompt, rollout: Rollout) -> Acted:
+        """Split a completion that came as text. It ends where its sender stopped, who may have had no room for more."""
         came = rollout.sent
         assert came is not None
         stops_S = turn_stops(came.text, came.size_S, self.stop, self.most_turns)
@@ -215,17 +243,19 @@ class Player:
         by_token = [not came.size_S[stop - 1] for stop in stops_S]
         turns = list(map(Turn, np.split(rollout.completion_ids, stops_T[:-1]), texts, by_token))
         known, room = len(rollout.observed), self.most_read(prompt.item)
-        return self._play(prompt, turns, room, known, rollout.overdue, heard=True)
+        return self._acted(prompt, turns, room, known, rollout.overdue, heard=True)
 
-    def _play(
-        self, prompt: Prompt, turns: Sequence[Turn], room: int, known: int, overdue: bool | None, heard: bool = False
-    ) -> Played:
-        """Play turns of at most ``room`` tokens with their answers. Those that were ``heard`` as text may take more."""
+    def _acted(
+        self, prompt: Prompt, turns: list[Turn], room: int, known: int, overdue: bool | None, heard: bool = False
+    ) -> Acted:
         ended = [turn.by_token or holds(self.stop, turn.text) for turn in turns]
         going = turns if all(ended) else turns[: ended.index(False)]
         known = known if overdue is None else len(going)
-        texts = [turn.text for turn in going]
-        transcript = self.environment.play(prompt, texts, LETTERS * self.most, known, bool(overdue))
+        return Acted(Actions(prompt, [turn.text for turn in going], known, bool(overdue)), turns, room, heard)
+
+    def _played(self, acted: Acted, transcript: Transcript) -> Played:
+        """Write the environment's answers between the turns."""
+        (prompt, *_), turns, room, heard = acted
         if transcript.overdue and len(transcript.answers) < len(turns):
             raise EpisodeError(
                 f"task.environment {self.environment.path!r} took too long for turn {len(transcript.answers)} of item "
@@ -245,8 +275,10 @@ class Player:
                 break
             answers = transcript.answers[number] if number < len(transcript.answers) else []
             answered = "\n".join(answer["content"] for answer in answers)
-            ids = self._ids(answers, answered, inline=not turn.by_token) if answers and used <= room else None
-            if answers and used > room:
+            ids = None
+            if answers and used <= room:
+                ids = self._ids(tuple(tuple(answer.items()) for answer in answers), not turn.by_token)
+            elif answers:
                 ids = np.zeros(0, np.int32)  # nothing is learned from it
             if ids is None or number + 1 == self.most_turns or (used + len(ids) >= room and not heard):
                 if number + 1 < len(turns):
@@ -266,9 +298,10 @@ class Player:
 
         At most one turn more than an episode may have, which holds the rest: cutting takes time.
         """
-        ends = np.flatnonzero(np.isin(drawn, list(self.end_ids))) + 1
+        ends = [at for at, token in enumerate(drawn.tolist(), 1) if token in self.end_ids]
         turns: list[Ints] = []
-        for part in np.split(drawn, ends):
+        for begin, end in pairwise([0, *ends, len(drawn)]):
+            part = drawn[begin:end]
             while len(part) and len(turns) <= self.most_turns:
                 n = stopped_at(self.stop, part.tolist(), self.detokenize) if self.stop else len(part)
                 turns.append(part[:n])
@@ -276,10 +309,17 @@ class Player:
         done = sum(map(len, turns))
         return turns if done == len(drawn) else [*turns[:-1], drawn[done - len(turns[-1]) :]]
 
-    def _ids(self, answers: Sequence[dict[str, Any]], text: str, inline: bool) -> Ints:
-        """The tokens between a turn and the next."""
+    @cached_property
+    def _ids(self) -> Callable[[tuple[tuple[tuple[str, Any], ...], ...], bool], Ints]:
+        """:meth:`_written`, some of it remembered: an episode is played again in each turn, and answers are alike."""
+        return lru_cache(REMEMBERED)(self._written)
+
+    def _written(self, answers: tuple[tuple[tuple[str, Any], ...], ...], inline: bool) -> Ints:
+        """The tokens between a turn and the next. ``inline``: a stop string ended the turn."""
+        messages = [dict(answer) for answer in answers]
+        text = "\n".join(message["content"] for message in messages)
         if not inline and is_chat(self.config, self.tokenizer):
-            text = self._behind_a_turn(answers)
+            text = self._behind_a_turn(messages)
         return np.array(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
     def _behind_a_turn(self, answers: Sequence[dict[str, Any]]) -> str:

@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
@@ -30,6 +32,8 @@ WALL_SECONDS = 30.0
 START_SECONDS = 120.0
 """Limit on the helper's start."""
 MEMORY_BYTES = 2 << 30
+SENT_AHEAD = 2**14
+"""The most bytes of several requests that are sent before the first is answered: the least that a pipe holds."""
 
 Judge = Callable[[dict[str, Any]], Any]
 """A request → a verdict; both survive JSON."""
@@ -64,24 +68,33 @@ class Helper:
         Raises:
             RewardError: the process cannot be started.
         """
-        line = json.dumps(request).encode() + b"\n"
+        return self.ask_all([request])[0]
+
+    def ask_all(self, requests: Sequence[dict[str, Any]]) -> list[Any]:
+        """The verdicts on requests, up to the first None.
+
+        Some are sent ahead: waking a process for each takes longer than a short answer.
+        """
+        lines, verdicts, ended = [json.dumps(request).encode() + b"\n" for request in requests], list[Any](), 0
         with self._lock:
-            for _ in range(2):  # another cause may have ended an idle helper: try once more
+            while len(verdicts) < len(lines):
                 process = self._running()
-                try:
-                    write_all(process.stdin, line)
-                except OSError:
-                    self._stop()
-                    continue
-                reply, overdue = self._read_line(process, WALL_SECONDS)
-                if reply.endswith(b"\n"):
-                    answered = json.loads(reply)
+                together = _sent_ahead(lines[len(verdicts) :])
+                with contextlib.suppress(OSError):  # it has ended, and may have answered some before
+                    write_all(process.stdin, b"".join(together))
+                for _ in together:
+                    reply, overdue = self._read_line(process, WALL_SECONDS)
+                    if not reply.endswith(b"\n"):
+                        ended += 1  # another cause may have ended an idle helper: try once more
+                        if self._stop() == -CPU_SIGNAL or overdue or ended == 2:
+                            return [*verdicts, None]
+                        break
+                    answered, ended = json.loads(reply), 0
+                    verdicts.append(answered["verdict"])
                     if answered["retire"]:
                         self._stop()
-                    return answered["verdict"]
-                if self._stop() == -CPU_SIGNAL or overdue:
-                    return None
-        return None  # the request ended two helpers
+                        break
+        return verdicts
 
     def command(self) -> list[str]:
         # -P: a file in the working directory that is named like a library must not be imported instead of it.
@@ -159,6 +172,12 @@ def write_all(pipe: IO[bytes] | None, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[pipe.write(left) :]
+
+
+def _sent_ahead(lines: Sequence[bytes]) -> Sequence[bytes]:
+    """The first line, and as many others as fit a pipe: no write may wait for a helper that hangs."""
+    sizes = list(accumulate(map(len, lines)))
+    return lines[: max(1, bisect_right(sizes, SENT_AHEAD))]
 
 
 def _hear(pipe: IO[bytes], lines: SimpleQueue[bytes]) -> None:
