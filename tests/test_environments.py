@@ -58,7 +58,9 @@ PLAIN = PromptConfig(system_prompt="", chat_template="never")
 ASKED = Prompt(0, "3+4", "7")
 
 
-def player(path: str, stop: tuple[str, ...] = (), most: int = 24, turns: int = 4, template: str = "") -> Player:
+def player(
+    path: str, stop: tuple[str, ...] = (), most: int = 24, turns: int = 4, template: str = "", apart: bool = True
+) -> Player:
     tokenizer = make_tokenizer()
     if template:
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
@@ -70,7 +72,7 @@ def player(path: str, stop: tuple[str, ...] = (), most: int = 24, turns: int = 4
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     ends = {EOS, *([tokenizer.get_vocab()["<|im_end|>"]] if template else [])}
-    return Player(open_environment(path), config, tokenizer, text, ends, stop, most, turns)
+    return Player(open_environment(path, apart), config, tokenizer, text, ends, stop, most, turns)
 
 
 def ids_of(play: Player, text: str) -> Ints:
@@ -155,8 +157,9 @@ CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + C
     "{{ m.content }}",
     "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}",
 )
-PLAYERS = [player("toys_of_turns.Echo"), player("guess"), player("calculator", ("=",))]
-PLAYERS.append(player("toys_of_turns.Wallet", template=CALLS, most=300))
+HERE = partial(player, apart=False)
+PLAYERS = [HERE("toys_of_turns.Echo"), HERE("guess"), HERE("calculator", ("=",))]
+PLAYERS.append(HERE("toys_of_turns.Wallet", template=CALLS, most=300))
 COINS = ("2", "NaN", "1e999", '"x"', "{}", "9" * 70)
 PIECES = ["<tool_call>", "</tool_call>", "{", "[", "null", '{"name": "earn"}', '{"name": "get_reward"}']
 PIECES += [f'<tool_call>{{"name": "earn", "arguments": {{"coins": {n}}}}}</tool_call>$' for n in COINS]

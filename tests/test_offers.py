@@ -328,6 +328,7 @@ def test_facts_that_are_nested_deep_are_none() -> None:
     ("here", "there", "named"),
     [
         ({"reward_modules": {"my.reward": "1f" * 32}}, {"reward_modules": {"my.reward": "77" * 32}}, "my/reward.py"),
+        ({"answers": "1f" * 16}, {"answers": "77" * 16}, "chat templates write"),
         ({"task_modules": {"mine": "1f" * 32}}, {}, "task module mine.py: 1f1f1f1f here, none there"),
         ({"prompt": {"template": "a", "system_prompt": ""}}, {"prompt": {"template": "b"}}, "prompt.template: a here"),
         (
