@@ -2,9 +2,7 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,22 +31,23 @@ def load_example(name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_starters_for_a_data_set_are_made_and_compared(tmp_path: Path) -> None:
+def test_starters_for_a_data_set_are_made_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("reasoning_gym")
-    script = ROOT / "examples" / "gym_starters.py"
-    command = [sys.executable, str(script), "chain_sum", "--scale", "tiny", "--seeds", "1", "--out", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    looked = subprocess.run([*command, "--headroom"], capture_output=True, text=True, env=environment)
-    assert looked.returncode == 0, looked.stderr
-    assert looked.stdout.count("best of 12") == 4
-    assert "chain_sum: left to learn" in looked.stdout
-    made = sorted(path.parent.name for path in (tmp_path / "models" / "chain_sum").glob("*/model.safetensors"))
-    assert made == ["large", "large-b", "small", "small-b"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert "right when reasoned" not in ended.stdout  # the models are there already
+    example = load_example("gym_starters")
+    example.HEADROOM_PROBLEMS, example.SHIFTS, example.SEEDS = 8, 4, {"": 0}
+    command = ["gym_starters.py", "chain_sum", "--scale", "tiny", "--seeds", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--headroom"])
+    example.main()
+    said = capsys.readouterr().out
+    assert said.count("best of 12") == said.count("right when reasoned") == 2
+    assert "chain_sum: left to learn" in said
+    monkeypatch.setattr(sys, "argv", command)
+    example.main()
+    assert "right when reasoned" not in capsys.readouterr().out  # the models are there already
     for arm in ("alone-part", "alone-part-wide", "F-TIS", "F-TIS-horizontal", "F-TIS-lifted-horizontal", "alone"):
-        for peer in made:
+        for peer in ("small", "large"):
             rows = (tmp_path / "chain_sum" / "chain_sum-seed0" / arm / peer / "metrics.jsonl").read_text()
             assert rows.count("\n") == 1
     assert (tmp_path / "chain_sum" / "report.html").exists()
@@ -119,26 +118,28 @@ def test_the_loss_of_worked_solutions_is_that_of_the_model(tiny_model_dir: TinyM
 
 
 @pytest.mark.slow
-def test_specialists_are_made_and_compared(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+def test_specialists_are_made_and_compared(
+    tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From a model of six layers, one of four is made."""
     rows = [{"question": f"{q} {i}?", "answer": f"1+{i}={i + 1}\n#### {i + 1}"} for i in range(40) for q in ("$", "a")]
     for file, part in (("train", rows[:60]), ("test", rows[60:])):
         (tmp_path / f"{file}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    example, out = load_example("gsm8k_specialists"), tmp_path / "models"
     model = tiny_model_dir("llama", num_hidden_layers=6)
-    script, out = ROOT / "examples" / "gsm8k_specialists.py", tmp_path / "models"
-    command = [sys.executable, str(script), "--model", str(model), "--out", str(out), "--path", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([*command, "--steps=2", "--batch=4"], capture_output=True, text=True, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert "pruned, 4 layers kept" in ended.stdout
-    told = re.findall(r"^(\w+), .+: \d+\.\d\d nats a token on 32 problems held back$", ended.stdout, re.M)
+    command = ["gsm8k_specialists.py", "--model", str(model), "--out", str(out), "--path", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--steps=2", "--batch=4"])
+    example.main()
+    said = capsys.readouterr().out
+    assert "pruned, 4 layers kept" in said
+    told = re.findall(r"^(\w+), .+: \d+\.\d\d nats a token on 32 problems held back$", said, re.M)
     assert told == ["money"] * 2 + ["amounts"] * 2 + ["pruned"] * 3
     sizes = {
         name: json.loads((out / name / "config.json").read_text())["num_hidden_layers"] for name in ("money", "pruned")
     }
     assert sizes == {"money": 6, "pruned": 4}
-    again = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert again.stdout.count("is there already") == 3
+    example.main()
+    assert capsys.readouterr().out.count("is there already") == 3
     settings = [f"task.path={tmp_path}", f"output_dir={tmp_path / 'runs'}", "training.rounds=1", "processes=inline"]
     settings += ["task.validation_size=4", "training.prompts_per_round=6", "sampling.max_completion_length=8"]
     settings += [f"peers.{name}.model={out / name}" for name in ("money", "amounts", "pruned")]

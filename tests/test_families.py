@@ -74,15 +74,17 @@ def test_a_card_of_24_gb_holds_the_peers_in_turn(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", MODELS)
-def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, stand_ins: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "prompts"), [("qwen3_family", 6), ("two_families", 24)])
+def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, prompts: int, stand_ins: Any, tmp_path: Path) -> None:
     if recipe == "qwen3_family":
         pytest.importorskip("bitsandbytes")
     for name in MODELS[recipe].values():
         stand_ins.stand_in(tmp_path / name, name, small=True)
     more = ("training.rounds=1", "training.eval_every=0", "sampling.max_completion_length=12")
     of_reward = ("reward.function=stand_ins.share_of_even", "peers.*.lora_r=2", "threads=1")
-    sizes = settings(recipe, tmp_path, *more, *of_reward)
+    spread = f"arms.alone-spread.set.training.prompts_per_round={prompts * len(MODELS[recipe])}"
+    fewer = (f"training.prompts_per_round={prompts}", spread)
+    sizes = settings(recipe, tmp_path, *more, *fewer, *of_reward)
     path = ROOT / "recipes" / f"{recipe}.toml"
     assert ftis("train", str(path), *sizes) == 0
 

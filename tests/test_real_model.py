@@ -16,10 +16,7 @@ from ftis.engines.generate import generate_sampler
 from ftis.engines.lines import Lines
 from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.engines.stops import stopped_at
-from ftis.metric_keys import by_peer, peer_key
 from ftis.policy import Policy
-from ftis.records.files import read_jsonl
-from ftis.records.writing import read_rollouts
 from ftis.rollouts import Prompt
 from ftis.sampling import Decoding
 from ftis.tasks.rendering import render_prompt
@@ -42,7 +39,7 @@ processes = "inline"
 name = "reasoning_gym:chain_sum"
 options = {{ min_terms = 2, max_terms = 2, min_digits = 1, max_digits = 1 }}
 train_size = 60
-validation_size = 8
+validation_size = 2
 
 [prompt]
 system_prompt = ""
@@ -144,51 +141,3 @@ def test_a_full_and_a_lora_peer_earn_reward_from_the_first_round(
         assert all(row["foreign_used"] > 0 for row in rounds)
         assert max(row["completions/clipped_ratio"] for row in rounds) < 0.5  # they stop
         assert max(row["sampling/checked_logp_difference/max"] for row in rounds) < 1e-3
-
-
-def test_a_base_and_an_instruct_peer_learn_from_each_other_though_they_end_differently(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A base peer that samples ``<|im_end|>`` stops there, and no group of either is rejected."""
-    base = tmp_path / "base"
-    base.mkdir()
-    for file in MODEL.iterdir():
-        (base / file.name).symlink_to(file)
-    for name, key, end in (
-        ("tokenizer_config.json", "eos_token", "<|endoftext|>"),
-        ("generation_config.json", "eos_token_id", 0),
-        ("config.json", "eos_token_id", 0),
-    ):
-        (base / name).unlink()
-        (base / name).write_text(json.dumps(json.loads((MODEL / name).read_text()) | {key: end}))
-    (tmp_path / "ends.py").write_text(
-        "def shortness(prompts, completions, completion_ids, **columns):\n"
-        "    return [1 / len(ids) for ids in completion_ids]\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = RECIPE.format(place=tmp_path / "runs", model=MODEL)
-    sections, examples = recipe.split("[[prompt.examples]]", 1)
-    recipe = sections + "[reward]" + examples.split("[reward]", 1)[1]  # the chat template, and no example
-    (tmp_path / "recipe.toml").write_text(recipe)
-    keys = {
-        "prompt.chat_template": "auto",
-        "prompt.template": "Reply with one word. {question}",
-        "reward": '{ function = "ends.shortness" }',
-        "sampling.stop": "[]",
-        "sampling.max_completion_length": 12,
-        "peers.lora.model": base,
-    }
-    command = ["train", str(tmp_path / "recipe.toml"), *(f"--set={key}={value}" for key, value in keys.items())]
-    assert ftis(*command) == 1
-    said = capsys.readouterr().err
-    assert 'set sampling.end_tokens = ["<|endoftext|>", "<|im_end|>"]' in said
-    assert ftis(*command, '--set=sampling.end_tokens=["<|endoftext|>","<|im_end|>"]') == 0, capsys.readouterr().err
-    ends = {0, 2}
-    for peer, other in (("full", "lora"), ("lora", "full")):
-        directory = tmp_path / "runs" / "first-reward-seed0" / "F-TIS" / peer
-        (metrics,) = read_jsonl(directory / "metrics.jsonl")
-        assert metrics[peer_key(other, "rejected")] == 0
-        assert by_peer(metrics)[other]["kept"] > 0
-        rows = read_rollouts(directory, 0)
-        assert any(row["source"] == peer and row["completion_ids"][-1] == 2 for row in rows)
-        assert not any(ends & set(row["completion_ids"][:-1]) for row in rows)
