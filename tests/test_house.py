@@ -50,7 +50,7 @@ WINGS = {
     "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity manifest limit penalties falls regret session chunks offers others outbox pace "
+    "swarm": "facts identity manifest limit penalties falls regret session chunks offers others outbox pace shares "
     "rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting "
     "prepare provenance processes runs experiments join rollback export",

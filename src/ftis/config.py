@@ -42,6 +42,8 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 Positive = Annotated[int, Field(ge=1)]
 LogpPrecision = Literal["float32", "fixed6", "fixed9"]
+LARGEST_SHARE = 3
+"""The most prompts of a peer, in equal shares, if shares go by speed."""
 
 
 class TaskConfig(_Section):
@@ -149,6 +151,8 @@ class TrainingConfig(_Section):
     """B, prompts of all peers of a swarm together. A peer alone samples all of them."""
     mode: Literal["vertical", "horizontal"] = "vertical"
     """With m peers, each samples G completions of its own B/m prompts, or G/m completions of all B prompts."""
+    share: Literal["equal", "speed"] = "equal"
+    """``speed``, for ``ftis join``: a peer samples more or fewer than B/m prompts, so that all need the same time."""
     swarm_size: Positive | None = None
     """m, the peers that learn together: the recipe's first m, the next m, and so on. By default all of them."""
     num_iterations: Positive = 1
@@ -409,6 +413,10 @@ class Recipe(_Section):
                 f"{divided} = {count} cannot be divided equally among {m} peers in {training.mode} mode; take a "
                 f"multiple of {m}"
             )
+        if training.share == "speed" and training.mode == "horizontal":
+            raise ValueError(
+                'training.share = "speed" is for mode = "vertical", since all peers sample all prompts here'
+            )
         if 0 < training.max_foreign_rollouts < self.rollouts_per_group:
             raise ValueError(
                 f"training.max_foreign_rollouts = {training.max_foreign_rollouts} is less than one group of "
@@ -430,6 +438,12 @@ class Recipe(_Section):
     def prompts_per_peer(self) -> int:
         """Prompts that one peer samples in a round: B/m, or B in horizontal mode."""
         return self.training.prompts_per_round // (1 if self.training.mode == "horizontal" else self.swarm_size)
+
+    @property
+    def most_prompts_per_peer(self) -> int:
+        """The most prompts that one peer may sample in a round."""
+        together = self.training.share == "speed" and self.swarm_size > 1
+        return self.prompts_per_peer * (LARGEST_SHARE if together else 1)
 
     def of_swarm(self, names: Collection[str]) -> Recipe:
         """This recipe with only the peers of one swarm."""

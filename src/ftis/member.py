@@ -74,6 +74,7 @@ class Member:
         prompt_ids: those of the training prompts.
         detokenize: token ids of a completion → its text.
         write: puts own groups into the form of the exchange: as they are, or as text.
+        share: how many of its prompts this peer samples in a round.
     """
 
     config: PeerConfig
@@ -91,14 +92,19 @@ class Member:
 
     def __post_init__(self) -> None:
         self.decoding = Decoding.of(self.recipe.sampling)
+        self.share = self.recipe.prompts_per_peer
 
     @property
     def name(self) -> str:
         return self.config.name
 
     def assigned(self, peer: str, round: int) -> list[int]:
-        """The training prompts of ``peer`` in a round."""
+        """The training prompts that ``peer`` may sample in a round."""
         return assigned(self.recipe, len(self.task.train), peer, round)
+
+    def own_prompts(self, round: int) -> list[int]:
+        """The training prompts that this peer samples in a round, ascending."""
+        return sorted(self.assigned(self.name, round)[: self.share])
 
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
         """Encode groups as this peer's message of a round.

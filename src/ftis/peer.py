@@ -179,7 +179,7 @@ class Peer:
 
     def sample(self, round: int) -> list[ScoredGroup]:
         """This peer's own groups for the round, scored."""
-        items = sorted(self.member.assigned(self.name, round))
+        items = self.member.own_prompts(round)
         groups = self.sample_items(items, self.recipe.rollouts_per_group, round, "sample")
         return [self.member.admitter.score_group(group) for group in groups]
 

@@ -35,7 +35,9 @@ def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
 
 
 def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
-    """The prompts that ``peer`` samples in ``round``: its slice of the round's, or all of them in horizontal mode.
+    """The prompts that ``peer`` may sample in ``round``: its slice of the round's, or all of them in horizontal mode.
+
+    If shares go by speed, it samples the first ones of a longer slice. Slices are disjoint, however many each samples.
 
     Args:
         recipe: with exactly the peers of one swarm.
@@ -44,17 +46,18 @@ def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     Raises:
         RecipeError: the task has fewer problems than a round needs.
     """
-    count = recipe.training.prompts_per_round
+    names, each = [p.name for p in recipe.peers], recipe.most_prompts_per_peer
+    count = each if recipe.training.mode == "horizontal" else each * len(names)
     if count > n_items:
+        by_speed = f' and share = "speed" take {count}' if recipe.training.share == "speed" else ""
         raise RecipeError(
-            f"training.prompts_per_round = {count}, but the task has only {n_items} training problems: lower it or "
-            f"raise task.train_size"
+            f"training.prompts_per_round = {recipe.training.prompts_per_round}{by_speed}, but the task has only "
+            f"{n_items} training problems: lower it or raise task.train_size"
         )
     items = draw_items(n_items, count, round, recipe.seed)
     if recipe.training.mode == "horizontal":
         return items
-    names = [p.name for p in recipe.peers]
-    each, position = count // len(names), names.index(peer)
+    position = names.index(peer)
     return items[position * each : (position + 1) * each]
 
 

@@ -74,7 +74,7 @@ def estimate(arms: Sequence[Arm]) -> list[str]:
 
 def _offered(swarm: Recipe) -> int:
     """The most bytes that a peer offers in a round."""
-    prompts = swarm.prompts_per_peer
+    prompts = swarm.most_prompts_per_peer
     rollouts = prompts * swarm.rollouts_per_group
     tokens = rollouts * swarm.sampling.max_completion_length
     longest = max((peer.name for peer in swarm.peers), key=len)

@@ -135,7 +135,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     # A task of unknown size may have more problems than are answered at a time.
     evaluated = max(task.validation_size or EVAL_BATCH + 1 for task in (swarm.task, *swarm.ood))
     drawn = [  # groups, the completions of one, and how many of these at most at a time: a round's, an evaluation's
-        (swarm.prompts_per_peer, repeats, batch or swarm.prompts_per_peer * repeats),
+        (swarm.most_prompts_per_peer, repeats, batch or swarm.most_prompts_per_peer * repeats),
         (evaluated, 1, batch or EVAL_BATCH),
     ]
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length

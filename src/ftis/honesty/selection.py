@@ -180,7 +180,7 @@ class HonestyTest(Selection):
 
     @property
     def _groups_of_run(self) -> int:
-        return self.recipe.training.rounds * self.recipe.prompts_per_peer
+        return self.recipe.training.rounds * self.recipe.most_prompts_per_peer
 
     def _new(self, senders: int = 1) -> Sender:
         groups = senders * self._groups_of_run

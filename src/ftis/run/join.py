@@ -32,8 +32,10 @@ from ftis.member import Member
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import (
     ArmBegun,
+    Event,
     NetworkEvent,
     Planned,
+    RoundEnded,
     Say,
     placed,
     unheard,
@@ -240,10 +242,20 @@ def join(
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 network.catch_up(member.cursor.step)
             arriving: list[Future[Collected | None]] = []
+
+            def hear(event: Event) -> None:
+                log(event)
+                if isinstance(event, RoundEnded):
+                    network.share.took(event.metrics)
+
+            def next_round(step: int) -> int:
+                round, member.share = network.catch_up(step), network.own_share()
+                return round
+
             rounds = trainer.train(
-                log,
+                hear,
                 stop.is_set,
-                network.catch_up,
+                next_round,
                 # Messages arrive while the peer samples ahead.
                 lambda outgoing: arriving.append(aside.submit(network.offer_and_collect, outgoing)),
             )

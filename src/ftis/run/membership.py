@@ -137,7 +137,7 @@ def agreed(
         prompts=task.train,
         assigned=partial(assigned, recipe, len(task.train)),
         roster=frozenset(p.name for p in recipe.peers),
-        max_groups=recipe.prompts_per_peer,
+        max_groups=recipe.most_prompts_per_peer,
     )
     return Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p), terms
 

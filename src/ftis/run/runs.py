@@ -103,6 +103,8 @@ def run(
         arms = arms_of(recipe, only)
         checked = check([arm.part_of(peer) for arm in arms] if peer else arms, prompts=not peer)
     arms, tasks, _ = checked
+    if any(swarm.training.share == "speed" and len(swarm.peers) > 1 for arm in arms for swarm in arm.swarms):
+        raise RunError('training.share = "speed" is for ftis join: here, set training.share = "equal"')
     try:
         if overwrite:
             delete_run(directory)

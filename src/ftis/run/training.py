@@ -185,7 +185,7 @@ class Trainer:
         if sampler is None or not peer.agreed or member.admitter.episodes is not None:
             peer.sample_ahead(round)
             return None
-        items, began = sorted(member.assigned(peer.name, round)), time.monotonic()
+        items, began = member.own_prompts(round), time.monotonic()
         groups = sampler.start(
             peer.policy,
             member.prompt_ids[items[0]],

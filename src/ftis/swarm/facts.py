@@ -73,6 +73,7 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         "peers": [peer.name for peer in recipe.peers],
         "wire": wire,
         **({"exchange": "text"} if recipe.exchange == "text" else {}),
+        **({"share": training.share} if training.share != "equal" else {}),
     }
 
 

@@ -32,6 +32,8 @@ class ForeignLimit(Selection):
         count = groups_per_peer(self.recipe, self.own, round).get(peer, 0)
         if count >= len(items):
             return items
+        if self.recipe.training.share == "speed":  # the sender's own choice is how many of the first ones it samples
+            return items[:count]
         rng = np.random.default_rng(seed_of(self.recipe, self.own, round, f"chosen-{peer}"))
         chosen = set(rng.choice(len(items), count, replace=False).tolist())
         return [item for place, item in enumerate(items) if place in chosen]

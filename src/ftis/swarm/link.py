@@ -52,6 +52,7 @@ from ftis.swarm.rounds import (
     kept_rounds,
 )
 from ftis.swarm.session import BLOCK, Question, open_session
+from ftis.swarm.shares import Share
 from ftis.version import VERSION
 
 FACTS_SECONDS = 2.0
@@ -118,6 +119,7 @@ class NetworkExchange:
         check = OfferCheck(run, recipe.training.rounds, roster, max_bytes, max_items)
         keep = kept_rounds(recipe)
         self.rounds = Rounds(self.others, recipe.training.rounds, recipe.network, check, keep)
+        self.share = Share.of(recipe, peer)
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
         self.outbox = Outbox(outbox, keep, run, peer, incarnation, key)
@@ -221,6 +223,11 @@ class NetworkExchange:
         self.status |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
         return target
 
+    def own_share(self) -> int:
+        """How many prompts this peer samples in its next round."""
+        with self.changed:
+            return self.share.prompts(self.rounds.milliseconds)
+
     def _hear_where_the_others_are(self, round: int, until: float) -> None:
         """Ask until the rounds of all present peers are known. A new link answers the first question with nothing.
 
@@ -236,7 +243,7 @@ class NetworkExchange:
 
     def publish(self, round: int, data: bytes, items: Collection[int] = ()) -> None:
         """Offer this peer's message; the same round again replaces it."""
-        document, seal = self.outbox.offer(round, data, tuple(sorted(items)))
+        document, seal = self.outbox.offer(round, data, tuple(sorted(items)), self.share.milliseconds)
         key = f"ftis/{self.run}/man/{self.peer}/{round}"
         self.session.put(key, document, attachment=seal, congestion_control=BLOCK, express=True)
         self.outbox.write(round, data)  # last: the others need not wait for the disk

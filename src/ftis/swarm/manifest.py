@@ -5,6 +5,7 @@ A manifest is canonical JSON (sorted keys, no spaces, ASCII), signed as a whole:
     {"chunks": ["<sha256 of each 256 KiB>", …], "incarnation": 1, "items": [12, 57], "peer": "small",
      "round": 7, "run": "<32 hex digits>", "size": 40960, "version": 1}
 
+If shares go by speed, it also has ``milliseconds`` (:mod:`ftis.swarm.shares`), from its sender's second round on.
 The digests bind the chunks, so any peer may hand them over. A signature covers ``b"ftis manifest 1\\0"`` and the
 manifest's bytes. There is one way to write a manifest; anything else is refused.
 """
@@ -46,6 +47,7 @@ class Manifest:
         size: bytes of the message.
         chunks: SHA-256 of each :data:`CHUNK_BYTES` of the message; the last chunk may be shorter.
         items: the prompts of the message's groups, ascending.
+        milliseconds: that a round with an equal share of the prompts takes the peer; 0 is left out.
     """
 
     run: str
@@ -55,6 +57,7 @@ class Manifest:
     size: int
     chunks: tuple[str, ...]
     items: tuple[int, ...]
+    milliseconds: int = 0
 
     @property
     def contents(self) -> tuple[int, tuple[str, ...]]:
@@ -62,10 +65,12 @@ class Manifest:
         return self.size, self.chunks
 
 
-def describe(run: str, peer: str, round: int, incarnation: int, data: bytes, items: tuple[int, ...]) -> Manifest:
+def describe(
+    run: str, peer: str, round: int, incarnation: int, data: bytes, items: tuple[int, ...], milliseconds: int = 0
+) -> Manifest:
     """The manifest of the message ``data``, with groups for the prompts ``items``."""
     digests = tuple(digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
-    return Manifest(run, peer, round, incarnation, len(data), digests, tuple(sorted(items)))
+    return Manifest(run, peer, round, incarnation, len(data), digests, tuple(sorted(items)), milliseconds)
 
 
 def digest(chunk: bytes) -> str:
@@ -80,7 +85,8 @@ def chunk_size(manifest: Manifest, index: int) -> int:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """``manifest`` in its only written form."""
-    return canonical({**vars(manifest), "version": VERSION})
+    written = {key: value for key, value in vars(manifest).items() if key != "milliseconds" or value}
+    return canonical({**written, "version": VERSION})
 
 
 def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
@@ -127,6 +133,7 @@ def parse(data: bytes) -> Manifest:
         size=_number(document, "size"),
         chunks=tuple(_list(document, "chunks")),
         items=tuple(_list(document, "items")),
+        milliseconds=_number(document, "milliseconds") if "milliseconds" in document else 0,
     )
     if not all(isinstance(chunk, str) and _DIGEST.fullmatch(chunk) for chunk in manifest.chunks):
         raise ManifestError("manifest.chunks holds something that is not a SHA-256")

@@ -24,6 +24,7 @@ class Other:
         answered: the rounds that it offered when it was last asked.
         comings: how often it came or went since the last round that was closed.
         newest: the latest round for which it signed an offer.
+        milliseconds: its statement in that offer.
     """
 
     presence: dict[str, int] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class Other:
     answered: frozenset[int] = frozenset()
     comings: int = 0
     newest: int = -1
+    milliseconds: int = 0
 
     @property
     def live(self) -> bool:

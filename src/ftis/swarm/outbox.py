@@ -34,12 +34,13 @@ class Outbox:
     signed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     _newest: tuple[int, bytes] = (-1, b"")
 
-    def offer(self, round: int, data: bytes, items: tuple[int, ...] = ()) -> tuple[bytes, bytes]:
+    def offer(self, round: int, data: bytes, items: tuple[int, ...] = (), milliseconds: int = 0) -> tuple[bytes, bytes]:
         """Put ``data`` on offer, from memory until :meth:`write` was called; its manifest and the seal.
 
         Every other peer asks for the newest message at once, so it stays in memory.
         """
-        document = manifests.to_bytes(manifests.describe(self.run, self.peer, round, self.incarnation, data, items))
+        offer = manifests.describe(self.run, self.peer, round, self.incarnation, data, items, milliseconds)
+        document = manifests.to_bytes(offer)
         self._newest = round, data
         self.signed[round] = document, manifests.seal(self.key, document)
         self._forget_before(round - self.keep)

@@ -138,6 +138,12 @@ class Rounds:
         return [name for name, other in self._others.items() if other.live]
 
     @property
+    def milliseconds(self) -> list[int]:
+        """The statements of the peers that the last round waited for, of those that are present."""
+        of = [self._others[name] for name in self._awaited.wanted]
+        return [other.milliseconds for other in of if other.live and other.milliseconds]
+
+    @property
     def met_all(self) -> bool:
         return all(other.met for other in self._others.values())
 
@@ -254,7 +260,8 @@ class Rounds:
             other.contents.pop(round, None)
             detail = f"two different offers for round {round + 1}"
             return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
-        other.newest = max(other.newest, round)
+        if round > other.newest:
+            other.newest, other.milliseconds = round, offer.milliseconds
         if is_news := self._is_news(other, offer, known):
             other.offers[round] = offer
             self._pace.heard.setdefault((peer, round), now)

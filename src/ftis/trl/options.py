@@ -198,6 +198,8 @@ def _of_recipe(args: Any, recipe: Recipe, objective: Objective, peer: str) -> It
         )
     if recipe.training.overlap:
         yield "training.overlap = 1: TRL decides when it samples; leave it out"
+    if recipe.training.share == "speed":
+        yield 'training.share = "speed": TRL decides what it samples; leave it out, in all peers\' recipes'
     if recipe.training.no_regret:
         yield f"training.no_regret = {recipe.training.no_regret}: TRL keeps the weights to go back to; leave it out"
     if recipe.sampling.stop:

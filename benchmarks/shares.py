@@ -1,0 +1,187 @@
+"""Three peers at speeds 1, 2 and 3: does sharing by speed leave nobody idle, and what does each learn in equal seconds?
+
+    python benchmarks/shares.py --seeds 0 1 2
+
+Processes of ``ftis join`` over loopback, in lock-step. A peer sleeps for each completion that it samples, so that the
+two cores of a small machine stand for three machines; learning takes its own time. Every arm trains for about as many
+seconds. ``alone``: each peer alone on its own part, ``ftis train``.
+
+A line is printed for each arm and seed, then for each peer of each arm: seconds a round, the share of its time that it
+waited, prompts a round, the accuracy after ``--seconds`` (of the evaluations within the last fifth), and the seconds
+until it had reached its last accuracy alone, beside the seconds that it took alone. Evaluations do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from doubles import free_port
+from overlap import NAMES, WARM_UP, ftis
+
+from ftis.engines.builtin import open_sampler
+from ftis.policy import Policy
+from ftis.records.files import read_jsonl
+from ftis.sampling import Sampler
+
+EQUAL, GENERATIONS = 8, 12
+SLEEPS = dict(zip(NAMES, (1.0, 1.5, 3.0), strict=True))
+"""Seconds of sleep for the completions of an equal share: speeds 3, 2 and 1."""
+MODELS = dict(zip(NAMES, ("small", "small-b", "small"), strict=True))
+ARMS = {"equal": (0, "equal"), "equal, overlap": (1, "equal"), "speed": (0, "speed"), "speed, overlap": (1, "speed")}
+RECIPE = """
+name = "shares"
+threads = 1
+[task]
+name = "clock"
+options = { operators = 2 }
+validation_size = 200
+[prompt]
+system_prompt = ""
+template = "{question}="
+[sampling]
+num_generations = 12
+max_completion_length = 40
+[training]
+steps_per_generation = 4
+eval_every = 5
+save_every = 1000
+no_regret = 0
+record_rollouts = false
+[objective]
+kl_estimator = "k3"
+kl_threshold = 0.5
+"""
+
+
+@dataclass
+class Counted(Sampler):
+    """The built-in sampler with a pause of ``seconds`` for each completion."""
+
+    draw: Any
+    seconds: float
+    in_place: bool = True
+
+    def __call__(self, policy: Policy, prompt_ids: Any, repeats: int, decoding: Any, *rest: Any) -> Any:
+        if not decoding.greedy:
+            time.sleep(self.seconds * repeats * len(prompt_ids))
+        return self.draw(policy, prompt_ids, repeats, decoding, *rest)
+
+
+def counted(policy: Policy, seconds: float) -> Sampler:
+    """``sampling.sampler`` of the peers."""
+    return Counted(open_sampler(policy), seconds)
+
+
+def settings(name: str, seed: int, **more: Any) -> dict[str, Any]:
+    options = f"{{ seconds = {SLEEPS[name] / (EQUAL * GENERATIONS)} }}"
+    of_peer: dict[str, Any] = {"sampling.sampler": "shares.counted", "sampling.options": options, "seed": seed}
+    return of_peer | {key.replace("__", "."): value for key, value in more.items()}
+
+
+def recipe(place: Path, names: Sequence[str]) -> str:
+    peers = [
+        f'[[peers]]\nname = "{name}"\nmodel = "starter:{MODELS[name]}"\nlearning_rate = 6e-4\nadam_beta2 = 0.95\n'
+        for name in names
+    ]
+    (place / "recipe.toml").write_text(RECIPE + "".join(peers))
+    return "recipe.toml"
+
+
+def records(place: Path, name: str) -> dict[str, Any]:
+    """Means of a peer's rounds, and its accuracy over its seconds."""
+    (metrics,) = place.rglob(f"{name}/metrics.jsonl")
+    rows = read_jsonl(metrics)
+    seconds = [0.0, *accumulate(row["step_time"] for row in rows)]
+    evaluations = read_jsonl(metrics.with_name("evaluations.jsonl"))
+    late = rows[WARM_UP:-1]  # nothing is sampled ahead in the last
+    return {
+        "round": fmean(row["step_time"] for row in late),
+        "idle": sum(row.get("time/wait", 0.0) for row in late) / sum(row["step_time"] for row in late),
+        "prompts": fmean(row.get(f"peer/{name}/admitted", EQUAL * GENERATIONS) for row in late) / GENERATIONS,
+        "curve": [(round(seconds[one["step"]], 2), one["accuracy"]) for one in evaluations],
+    }
+
+
+def swarm(arm: str, seed: int, seconds: float) -> dict[str, Any]:
+    overlap, share = ARMS[arm]
+    rounds = round(seconds / SLEEPS["slow" if share == "equal" else "middle"])
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        path, port, running = recipe(place, NAMES), free_port(), []
+        for name in NAMES:
+            mine = settings(
+                name, seed, training__rounds=rounds, training__overlap=overlap, training__share=share,
+                training__prompts_per_round=EQUAL * len(NAMES), network__quorum=2, network__start_seconds=300,
+                network__port=port,
+            )  # fmt: skip
+            running.append(ftis(place, ["join", path, "--open", "--peer", name], mine))
+        codes = [process.wait() for process in running]
+        if any(codes):
+            sys.exit("a peer failed")
+        return {name: records(place, name) for name in NAMES}
+
+
+def alone(seed: int, seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary:
+        places = {name: Path(temporary) / name for name in NAMES}
+        running = []
+        for name, place in places.items():
+            place.mkdir()
+            mine = settings(
+                name, seed, training__rounds=round(seconds / SLEEPS[name]), training__prompts_per_round=EQUAL
+            )
+            running.append(ftis(place, ["train", recipe(place, [name])], mine))
+        codes = [process.wait() for process in running]
+        if any(codes):
+            sys.exit("a peer failed")
+        return {name: records(place, name) for name, place in places.items()}
+
+
+def at_last(curve: Sequence[tuple[float, float]], seconds: float) -> float:
+    """The mean accuracy of the evaluations within the last fifth of ``seconds``."""
+    within = [accuracy for at, accuracy in curve if 0.8 * seconds <= at <= 1.05 * seconds]
+    return fmean(within or [curve[-1][1]])
+
+
+def reached(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
+    """The seconds until the mean of two neighbouring evaluations is at least ``accuracy``; None if it never is."""
+    return next((late for (_, one), (late, other) in pairwise(curve) if (one + other) / 2 >= accuracy), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seconds", type=float, default=90.0)
+    given = parser.parse_args()
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for seed in given.seeds:
+        for arm in ("alone", *ARMS):
+            one = alone(seed, given.seconds) if arm == "alone" else swarm(arm, seed, given.seconds)
+            found[arm, seed] = one
+            print(json.dumps({"arm": arm, "seed": seed, **one}), flush=True)
+    for arm in ("alone", *ARMS):
+        for name in NAMES:
+            rows, ratios = [found[arm, seed][name] for seed in given.seeds], []
+            for seed, row in zip(given.seeds, rows, strict=True):
+                by_itself = found["alone", seed][name]["curve"]
+                goal = at_last(by_itself, given.seconds)
+                own, here = reached(by_itself, goal), reached(row["curve"], goal)
+                ratios.append(round(here / own, 2) if own and here else None)
+            means = {key: round(fmean(row[key] for row in rows), 3) for key in ("round", "idle", "prompts")}
+            accuracy = round(fmean(at_last(row["curve"], given.seconds) for row in rows), 3)
+            line = {"arm": arm, "peer": name, **means, "accuracy": accuracy, "beside alone": ratios}
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""``training.share = "speed"``: the number of prompts that a peer samples, so that all peers need the same time. Pure.
+
+A peer's round takes it ``b + n · e`` seconds, with n prompts, e seconds of sampling for one, and b seconds besides,
+mostly for learning; no waiting is part of it. Its signed manifest states ``b + E · e``, with the equal share E. Let M
+be the upper median of the statements of all peers. Then the peer samples ``n = (M − b)/e`` prompts, between 1 and
+:data:`~ftis.config.LARGEST_SHARE` times E. So the middle peer keeps its equal share, and the others need its time.
+
+Nobody has to agree on n: prompts are disjoint however many each peer samples, and a message's manifest names them. A
+peer that states too much or too little moves M at most to the next statement, since it is a median. In a pair it can
+only make the other one sample more, up to the bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median_high
+from typing import Any
+
+from ftis.config import Recipe
+from ftis.metric_keys import peer_key
+
+ROUNDS = 4
+"""The rounds whose mean seconds count: a first round, which takes longer, is soon forgotten."""
+
+
+@dataclass
+class Share:
+    """One peer's share of the prompts.
+
+    Attributes:
+        own: the peer's name.
+        equal, most: prompts of an equal share, and the most that the peer may sample.
+        group: rollouts of a prompt.
+        each: in the last rounds, seconds of sampling a prompt.
+        besides: in the last rounds, the seconds of all else except waiting.
+    """
+
+    own: str
+    equal: int
+    most: int
+    group: int
+    each: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
+    besides: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
+
+    @classmethod
+    def of(cls, recipe: Recipe, own: str) -> Share:
+        """The peer's share in a swarm. It is always the equal one if the recipe says so."""
+        return cls(own, recipe.prompts_per_peer, recipe.most_prompts_per_peer, recipe.rollouts_per_group)
+
+    def took(self, metrics: Mapping[str, Any]) -> None:
+        """Note a finished round. A draw beside the learner counts with all its seconds."""
+        prompts = metrics.get(peer_key(self.own, "admitted"), 0) / self.group
+        if self.most == self.equal or not prompts:
+            return
+        sampling = metrics.get("time/draw", metrics["time/sample"])
+        self.each.append(max(sampling / prompts, 1e-6))
+        self.besides.append(max(metrics["step_time"] - metrics["time/wait"] - sampling, 0.0))
+
+    @property
+    def seconds(self) -> float:
+        """The time that a round with the equal share takes this peer; 0 before its first round."""
+        return fmean(self.besides) + self.equal * fmean(self.each) if self.each else 0.0
+
+    @property
+    def milliseconds(self) -> int:
+        """The statement."""
+        return round(1000 * self.seconds)
+
+    def prompts(self, stated: Collection[int]) -> int:
+        """How many prompts to sample, by the others' statements."""
+        if not self.each:
+            return self.equal
+        seconds = median_high([self.seconds, *(one / 1000 for one in stated)])
+        return min(max(1, round((seconds - fmean(self.besides)) / fmean(self.each))), self.most)

@@ -1,0 +1,252 @@
+"""``training.share = "speed"``: each peer samples as much as it can in the time of the middle one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median_high
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from round_table import Table
+
+from ftis.admission import Reason
+from ftis.config import LARGEST_SHARE, Recipe, RecipeError
+from ftis.recipe.arms import RunError
+from ftis.recipe.parsing import parse
+from ftis.run.assembly import assemble
+from ftis.run.runs import run
+from ftis.schedule import assigned
+from ftis.swarm.facts import agreement, run_id
+from ftis.swarm.limit import ForeignLimit
+from ftis.swarm.manifest import ManifestError, describe, to_bytes
+from ftis.swarm.manifest import parse as parse_manifest
+from ftis.swarm.shares import Share
+from recipes import pair_of
+
+EQUAL, GROUP = 8, 4
+MOST = LARGEST_SHARE * EQUAL
+
+
+def measured(each: float, besides: float, prompts: int = EQUAL, waited: float = 1e3) -> dict[str, Any]:
+    """The metrics of a round."""
+    sampling = each * prompts
+    seconds = {"time/sample": sampling, "time/wait": waited, "step_time": sampling + besides + waited}
+    return {"peer/a/admitted": prompts * GROUP, **seconds}
+
+
+def share_of(each: float, besides: float = 0.0, rounds: int = 1) -> Share:
+    share = Share("a", EQUAL, MOST, GROUP)
+    for _ in range(rounds):
+        share.took(measured(each, besides))
+    return share
+
+
+# --- by how much ------------------------------------------------------------------------------------------------------
+
+
+def test_at_speeds_1_2_3_the_middle_peer_keeps_its_share_and_the_others_need_its_time() -> None:
+    peers = [share_of(seconds) for seconds in (0.3, 0.15, 0.1)]
+    stated = [peer.milliseconds for peer in peers]
+    assert stated == [2400, 1200, 800]
+    assert [peer.prompts(stated[:at] + stated[at + 1 :]) for at, peer in enumerate(peers)] == [4, 8, 12]
+
+
+def test_time_besides_sampling_counts() -> None:
+    share = share_of(0.1, besides=2.0)
+    assert share.milliseconds == 2800
+    assert share.prompts([3000, 3400]) == 10
+    assert share.prompts([1900, 1500]) == 1, "even without sampling it would be late"
+
+
+def test_without_a_round_the_share_is_equal_and_nothing_is_stated() -> None:
+    share = share_of(1.0, rounds=0)
+    assert (share.milliseconds, share.prompts([10, 10])) == (0, EQUAL)
+
+
+def test_a_slow_first_round_is_forgotten() -> None:
+    share = share_of(50.0)
+    for _ in range(4):
+        share.took(measured(0.1, 0.5))
+    assert share.milliseconds == 1300
+
+
+def test_a_draw_beside_the_learner_hides_what_it_takes_less_than_learning() -> None:
+    def drawn(draw: float, standing: float, learning: float) -> Share:
+        share = Share("a", EQUAL, MOST, GROUP)
+        seconds = {"time/draw": draw, "time/sample": standing, "time/wait": 5.0, "step_time": standing + learning + 5}
+        share.took({"peer/a/admitted": EQUAL * GROUP, **seconds})
+        return share
+
+    assert drawn(draw=4.0, standing=1.0, learning=3.0).milliseconds == 4000
+    assert drawn(draw=2.0, standing=0.0, learning=3.0).milliseconds == 3000
+
+
+speeds = st.tuples(st.floats(0.01, 10), st.floats(0, 10))
+
+
+@given(st.lists(speeds, min_size=2, max_size=9), st.lists(st.integers(1, MOST), min_size=9, max_size=9))
+def test_all_need_the_median_time_unless_bounded_whatever_they_sampled_before(
+    peers: list[tuple[float, float]], before: list[int]
+) -> None:
+    shares = [Share("a", EQUAL, MOST, GROUP) for _ in peers]
+    for share, (each, besides), prompts in zip(shares, peers, before, strict=False):
+        share.took(measured(each, besides, prompts))
+    stated = [share.milliseconds for share in shares]
+    median = median_high([besides + EQUAL * each for each, besides in peers])
+    for at, (each, besides) in enumerate(peers):
+        n = shares[at].prompts(stated[:at] + stated[at + 1 :])
+        seconds = besides + n * each
+        assert 1 <= n <= MOST
+        assert n == MOST or seconds >= median - each / 2 - 0.002
+        assert n == 1 or seconds <= median + each / 2 + 0.002
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=8), st.integers(1, 2**53), speeds)
+def test_a_liar_moves_the_median_at_most_to_a_neighbour(
+    others: list[int], lie: int, speed: tuple[float, float]
+) -> None:
+    share = share_of(*speed)
+    each, besides = share.each[0], share.besides[0]
+    honest = sorted([share.seconds, *(other / 1000 for other in others)])
+    least, most = (
+        min(max(1, round((seconds - besides) / each)), MOST)
+        for seconds in (honest[len(others) // 2], honest[len(others) // 2 + 1])
+    )
+    assert least <= share.prompts([*others, lie]) <= most
+
+
+@given(st.integers(1, 2**53), speeds)
+def test_in_a_pair_a_lie_makes_nobody_sample_less_than_its_equal_share(lie: int, speed: tuple[float, float]) -> None:
+    assert EQUAL <= share_of(*speed).prompts([lie]) <= MOST
+
+
+# --- whose statements count -------------------------------------------------------------------------------------------
+
+
+def stating(table: Table, **milliseconds: int) -> None:
+    for name, value in milliseconds.items():
+        table.offers(name, 0, milliseconds=value)
+
+
+def half_arrived(table: Table) -> None:
+    stating(table, b=5, c=7)  # offers whose contents nobody has
+    table.delivers("d", 0)  # it states nothing
+
+
+def contradicting(table: Table) -> None:
+    stating(table, b=5, c=7, d=9)
+    table.offers("d", 0, b"other", milliseconds=900)
+
+
+def gone(table: Table) -> None:
+    stating(table, b=5, c=7, d=9)
+    table.leaves("d")
+
+
+def older(table: Table) -> None:
+    table.offers("b", 1, milliseconds=6)
+    stating(table, b=5, c=7)
+
+
+def forged(table: Table) -> None:
+    stating(table, c=7)
+    table.offers("b", 0, signer="x", milliseconds=5)
+
+
+@pytest.mark.parametrize(
+    ("deeds", "counted"),
+    [
+        (lambda table: None, []),
+        (half_arrived, [5, 7]),
+        (contradicting, [5, 7, 9]),
+        (gone, [5, 7]),
+        (older, [6, 7]),
+        (forged, [7]),
+    ],
+)
+def test_the_newest_signed_statement_of_each_present_peer_counts(
+    deeds: Callable[[Table], None], counted: list[int]
+) -> None:
+    table = Table({"quorum": 3})
+    table.enter()
+    table.comes("b", "c", "d")
+    table.collect(0)
+    deeds(table)
+    assert sorted(table.rounds.milliseconds) == counted
+
+
+def test_whoever_is_skipped_does_not_count() -> None:
+    table = Table()
+    table.enter()
+    table.comes("b", "c", "d")
+    table.collect(0, skip="c")
+    stating(table, b=5, c=7, d=9)
+    assert sorted(table.rounds.milliseconds) == [5, 9]
+
+
+def test_a_manifest_states_milliseconds_in_one_way() -> None:
+    offer = describe("0" * 32, "ada", 1, 1, b"data", (1, 2), 1200)
+    assert parse_manifest(to_bytes(offer)) == offer
+    silent = to_bytes(dataclasses.replace(offer, milliseconds=0))
+    assert b"milliseconds" not in silent
+    for wrong in (b"0", b"-1", b'"5"', b"1.5"):
+        with pytest.raises(ManifestError):
+            parse_manifest(to_bytes(offer).replace(b'"milliseconds":1200', b'"milliseconds":' + wrong))
+
+
+# --- which prompts ----------------------------------------------------------------------------------------------------
+
+
+def recipe_of(models: dict[str, Path], place: Path, share: str = "speed", **training: Any) -> Recipe:
+    training = {"share": share, "prompts_per_round": 4, **training}
+    return parse(pair_of(models, place, 1e-3, training=training), where="test")
+
+
+def test_prompts_are_disjoint_however_many_each_samples(models: dict[str, Path], tmp_path: Path) -> None:
+    recipe = recipe_of(models, tmp_path)
+    of_round = [item for peer in recipe.peers for item in assigned(recipe, 100, peer.name, 3)]
+    assert len(of_round) == len(set(of_round)) == LARGEST_SHARE * recipe.training.prompts_per_round
+    alone = recipe.of_swarm({"a"})
+    equal = recipe_of(models, tmp_path, "equal").of_swarm({"a"})
+    assert assigned(alone, 100, "a", 3) == assigned(equal, 100, "a", 3), "alone there is nothing to share"
+    with pytest.raises(RecipeError, match=r'share = "speed" take 12, but the task has only 11'):
+        assigned(recipe, 11, "a", 0)
+
+
+def test_a_message_has_as_many_of_its_senders_prompts_as_it_likes_up_to_the_largest_share(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = recipe_of(models, tmp_path)
+    a, b = (assemble(recipe, name, tmp_path / name).peer for name in "ab")
+    items = assigned(recipe, len(a.member.task.train), "b", 0)
+    for round, share in enumerate((1, 3, len(items))):
+        b.member.share = share
+        outgoing = b.begin(round)
+        assert outgoing.items == tuple(sorted(b.member.assigned("b", round)[:share]))
+        admission = a.member.admitter.admit("b", outgoing.message, round)
+        assert tuple(scored.group.item for scored in admission.admitted) == outgoing.items
+    groups = [scored.group for scored in b.sample(3)]
+    other = dataclasses.replace(groups[0], item=a.member.assigned("a", 3)[0])
+    for sent, reason in ((groups[:-1], Reason.NOT_THEIR_PROMPT), (groups, Reason.OVER_BUDGET)):
+        message = b.member.outgoing(3, [*sent, other]).message
+        assert [one.reason for one in a.member.admitter.admit("b", message, 3).rejections] == [reason]
+
+
+def test_a_limit_takes_the_first_ones_since_others_may_not_come(models: dict[str, Path], tmp_path: Path) -> None:
+    recipe = recipe_of(models, tmp_path, max_foreign_rollouts=16)
+    items = assigned(recipe, 100, "b", 2)
+    assert ForeignLimit(recipe, "a").wanted("b", 2, items) == items[:2]
+
+
+def test_the_share_is_agreed_and_has_its_place(models: dict[str, Path], tmp_path: Path) -> None:
+    equal, speed = (recipe_of(models, tmp_path, share) for share in ("equal", "speed"))
+    assert run_id(agreement(equal, "", 1)) != run_id(agreement(speed, "", 1))
+    assert "share" not in agreement(equal, "", 1), "runs of before are the same runs"
+    with pytest.raises(RecipeError, match=r'share = "speed" is for mode = "vertical"'):
+        recipe_of(models, tmp_path, mode="horizontal")
+    with pytest.raises(RunError, match="ftis join"):
+        run(speed)
