@@ -185,7 +185,7 @@ class Oracle:
         message = self._decode(data, LIMITS)
         if message is not None:
             hold(roomier is not None, "limits let through what is no message within wider ones")
-            if data[7] >= 16:
+            if data[7]:
                 self.outcomes["messages of text decoded"] += 1
                 self._admit_text(data, message)
         admitter = Admitter(TERMS, score, detokenize)

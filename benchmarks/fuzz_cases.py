@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import struct
@@ -13,7 +12,6 @@ from typing import TypeVar
 import numpy as np
 
 from ftis.codec import Header, Message, encode
-from ftis.config import LogpPrecision
 from ftis.rollouts import Group, Rollout
 from ftis.swarm import manifest as manifests
 from ftis.swarm.manifest import Manifest
@@ -43,7 +41,6 @@ def _group(item: int, *completions: list[int], peer: str = "ada", round: int = R
 
 
 FULL = list(range(10, 10 + LONGEST))
-PRECISIONS: dict[int, LogpPrecision] = {0: "float32", 6: "fixed6", 9: "fixed9"}
 
 
 def _text_group(item: int, *completions: list[bytes], peer: str = "ada", round: int = ROUND) -> Group:
@@ -70,11 +67,8 @@ GOOD_MESSAGES = [
     encode(Message(_header(), ())),
     encode(Message(_header("bob"), (_group(10, [8, END], [9], peer="bob"),))),
     encode(Message(_header(), tuple(_group(item, [1]) for item in range(4)))),
-    encode(SMALL_MESSAGE, "fixed6"),
-    encode(FULL_MESSAGE, "fixed9"),
-    encode(SMALL_TEXT, "fixed9"),
     encode(SMALL_TEXT),
-    encode(FULL_TEXT, "fixed6"),
+    encode(FULL_TEXT),
 ]
 GOOD_MANIFESTS = [
     manifests.to_bytes(manifests.describe(RUN, "ada", ROUND, 1, b"abc", (8, 9))),
@@ -200,11 +194,7 @@ def _rewritten_message(rng: random.Random) -> bytes:
         index = usual_or(item, 8, 4, 12, 2**32 - 1)
         copies = 1 if rng.random() > odd / 2 else 3
         groups += [Group(header.peer, header.round, index, tuple(rollouts))] * copies
-    message = Message(header, tuple(groups))
-    if rng.random() < 0.2:
-        with contextlib.suppress(ValueError):  # values that fixed point does not carry go in float32
-            return encode(message, rng.choice(list(PRECISIONS.values())))
-    return encode(message)
+    return encode(Message(header, tuple(groups)))
 
 
 def _rewritten_text(rng: random.Random) -> bytes:
@@ -218,7 +208,7 @@ def _rewritten_text(rng: random.Random) -> bytes:
         groups.append(_text_group(item, *completions))
     message = Message(_header(), tuple(groups))
     try:
-        data = encode(message, rng.choice(list(PRECISIONS.values())))
+        data = encode(message)
     except ValueError:  # a character in pieces that do not meet
         return encode(SMALL_TEXT)
     if rng.random() < 0.5:

@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 from timing import median_seconds
-from wire import HEADER, LIMITS, flat_logp, log_probabilities
+from wire import HEADER, LIMITS, log_probabilities
 
 from ftis.codec import Message, decode, encode
-from ftis.config import LogpPrecision, PeerConfig
+from ftis.config import PeerConfig
 from ftis.engines.models import load_tokenizer
 from ftis.engines.samplers import open_sampler
 from ftis.policy import Policy
@@ -41,7 +41,7 @@ from ftis.sampling import Decoding
 from ftis.text.completions import as_texts, text_of
 from ftis.text.token_bytes import TokenBytes
 from ftis.text.units import align
-from ftis.wire.streams import TEXT_LEVEL, write_logp, write_numbers, write_stream
+from ftis.wire.streams import PHRASES, write_logp, write_numbers, write_stream
 
 
 def recorded(directory: Path, count: int) -> list[Rollout]:
@@ -124,33 +124,26 @@ def main() -> None:
     spelt = [text_of(one) for one in written]
     sizes = np.concatenate([np.bincount(one.unit) for one in written if one.unit is not None]).astype(np.uint32)
     data = np.frombuffer("".join(spelt).encode("utf-8"), np.uint8)
-    logp = flat_logp(text).astype(np.float32)
+    logp = np.concatenate([one.gen_logp for one in written])
     print(f"{count} completions, {tokens} tokens, {len(data) / tokens:.2f} bytes of text a token")
-    print(f"{'':14}{'bytes/token':>12}{'text':>7}{'sizes':>7}{'logp':>7}{'weight error':>14}{'encode':>9}{'decode':>9}")
+    print(f"{'':14}{'bytes/token':>12}{'text':>7}{'sizes':>7}{'logp':>7}{'encode':>9}{'decode':>9}")
 
     kind = "recorded" if options.rollouts else "sampled" if options.sample else "solutions"
     result: dict[str, Any] = {"source": kind, "tokens": tokens}
     result |= {"completions": count, "bytes_of_text": len(data) / tokens}
     for name, made in (("ids", ids), ("text", text)):
-        precision: LogpPrecision
-        for precision, bits in (("float32", 0), ("fixed9", 9), ("fixed6", 6)):
-            packed = encode(made, precision)
-            error = np.abs(np.expm1(flat_logp(made) - flat_logp(decode(packed, LIMITS)))).max()
-            row = {
-                "bytes_per_token": len(packed) / tokens,
-                "text": size_of(write_stream(data, TEXT_LEVEL)) / tokens if made is text else 0.0,
-                "sizes": size_of(write_numbers(sizes)) / tokens if made is text else 0.0,
-                "logp": size_of(write_logp(logp, bits)) / tokens,
-                "weight_error": float(error),
-                "encode": tokens / median_seconds(partial(encode, made, precision), options.repeat) / 1e6,
-                "decode": tokens / median_seconds(partial(decode, packed, LIMITS), options.repeat) / 1e6,
-            }
-            print(
-                f"{name + ' ' + precision:14}{row['bytes_per_token']:12.3f}{row['text']:7.3f}{row['sizes']:7.3f}",
-                end="",
-            )
-            print(f"{row['logp']:7.3f}{row['weight_error']:14.2e}{row['encode']:9.2f}{row['decode']:9.2f}")
-            result[f"{name} {precision}"] = row
+        packed = encode(made)
+        row = {
+            "bytes_per_token": len(packed) / tokens,
+            "text": size_of(write_stream(data, PHRASES)) / tokens if made is text else 0.0,
+            "sizes": size_of(write_numbers(sizes)) / tokens if made is text else 0.0,
+            "logp": size_of(write_logp(logp)) / tokens,
+            "encode": tokens / median_seconds(partial(encode, made), options.repeat) / 1e6,
+            "decode": tokens / median_seconds(partial(decode, packed, LIMITS), options.repeat) / 1e6,
+        }
+        print(f"{name:14}{row['bytes_per_token']:12.3f}{row['text']:7.3f}{row['sizes']:7.3f}", end="")
+        print(f"{row['logp']:7.3f}{row['encode']:9.2f}{row['decode']:9.2f}")
+        result[name] = row
 
     aligned = align(written, learner, learner_end)
     parts = {

@@ -1,4 +1,4 @@
-"""Bytes on the wire, the error of a weight and tokens a second, in every precision.
+"""Bytes on the wire and tokens a second.
 
     python benchmarks/wire.py --data GSM8K/train.jsonl     # worked solutions of another problem each
     python benchmarks/wire.py                              # no data: words drawn independently, by Zipf's law
@@ -14,9 +14,8 @@ ids. Nothing here is sampled from a model, and both parts compress worse than wh
   certain, log-normal around -0.0025, the others exponential with mean -0.68. ``exponential``, mean -0.29: the most
   random distribution of that mean, so no other costs more.
 
-The last line is one JSON object: ``bytes_per_token`` and their parts (ids with the list of them, log-probabilities, and
-``rest``), ``weight_error`` (the largest |exp(exact − sent) − 1| of any token), ``encode`` and ``decode`` in million
-tokens a second, medians of ``--repeat``.
+The last line is one JSON object: ``bytes_per_token`` and their parts (ids, log-probabilities, and ``rest``), ``encode``
+and ``decode`` in million tokens a second, medians of ``--repeat``.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ import numpy as np
 from timing import median_seconds
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from ftis.codec import FRACTION_BITS, Header, Limits, Message, decode, encode
-from ftis.config import LogpPrecision
+from ftis.codec import Header, Limits, Message, decode, encode
 from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
 
 HEADER = Header("0" * 32, 0, "large", "0" * 32, 1.0, 0, 1.0)
@@ -86,29 +84,20 @@ def message(completions: list[Ints], logp: Floats, problems: int) -> Message:
     return Message(HEADER, tuple(groups))
 
 
-def flat_logp(message: Message) -> np.ndarray:
-    return np.concatenate([r.gen_logp for g in message.groups for r in g.rollouts]).astype(np.float64)
-
-
-def measure(made: Message, precision: LogpPrecision, repeat: int) -> dict[str, float]:
-    data = encode(made, precision)
-    exact, sent = flat_logp(made), flat_logp(decode(data, LIMITS))
-    tokens = len(exact)
+def measure(made: Message, repeat: int) -> dict[str, float]:
+    data, rollouts = encode(made), [r for g in made.groups for r in g.rollouts]
+    tokens = sum(map(len, rollouts))
     # One part at a time, the other made free: all ids the same or all log-probabilities 0.
-    rollouts = [r for g in made.groups for r in g.rollouts]
-    problems = len(made.groups)
-    zeros = np.zeros(tokens, np.float32)
-    without_ids = message([np.zeros_like(r.completion_ids) for r in rollouts], exact.astype(np.float32), problems)
-    without_logp = message([r.completion_ids for r in rollouts], zeros, problems)
-    ids = len(data) - len(encode(without_ids, precision))
-    logp = len(data) - len(encode(without_logp, precision))
+    problems, exact = len(made.groups), np.concatenate([r.gen_logp for r in rollouts])
+    without_ids = message([np.zeros_like(r.completion_ids) for r in rollouts], exact, problems)
+    without_logp = message([r.completion_ids for r in rollouts], np.zeros_like(exact), problems)
+    ids, logp = (len(data) - len(encode(without)) for without in (without_ids, without_logp))
     return {
         "bytes_per_token": len(data) / tokens,
         "ids": ids / tokens,
         "logp": logp / tokens,
         "rest": (len(data) - ids - logp) / tokens,
-        "weight_error": float(np.abs(np.expm1(exact - sent)).max()),
-        "encode": tokens / median_seconds(lambda: encode(made, precision), repeat) / 1e6,
+        "encode": tokens / median_seconds(lambda: encode(made), repeat) / 1e6,
         "decode": tokens / median_seconds(lambda: decode(data, LIMITS), repeat) / 1e6,
     }
 
@@ -143,16 +132,9 @@ def main() -> None:
         logp = log_probabilities(kind, tokens, rng)
         made = message(completions, logp, options.problems)
         print(f"\n{kind} log-probabilities, mean {logp.mean():.3f}, median {np.median(logp):.4f}")
-        print(f"{'':12}{'bytes/token':>12}{'ids':>7}{'logp':>7}{'rest':>7}", end="")
-        print(f"{'weight error':>14}{'encode':>9}{'decode':>9}  (million tokens/s)")
-        rows: dict[str, Any] = {}
-        for precision in FRACTION_BITS:
-            row = measure(made, precision, options.repeat)
-            print(f"{precision:12}{row['bytes_per_token']:12.3f}{row['ids']:7.3f}{row['logp']:7.3f}", end="")
-            print(f"{row['rest']:7.3f}{row['weight_error']:14.2e}", end="")
-            print(f"{row['encode']:9.1f}{row['decode']:9.1f}")
-            rows[precision] = {name: float(f"{value:.4g}") for name, value in row.items()}
-        result[kind] = {"mean_logp": round(float(logp.mean()), 4), **rows}
+        row = measure(made, options.repeat)
+        print(", ".join(f"{name} {value:.3f}" for name, value in row.items()))
+        result[kind] = {"mean_logp": round(float(logp.mean()), 4), **{k: float(f"{v:.4g}") for k, v in row.items()}}
     print()
     print(json.dumps(result))
 

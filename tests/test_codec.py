@@ -21,72 +21,61 @@ from wire_messages import (
     EXAMPLE_MESSAGE,
     HEADER,
     LIMITS,
-    PRECISIONS,
     TEXT_EXAMPLE,
     TEXT_MESSAGE,
     TOKENIZER,
-    UNLISTED,
     assert_same,
-    flat,
     framed,
     message,
     messages,
     rollout,
-    weight_error,
 )
 
 from ftis import config
 from ftis.codec import VERSION, CodecError, Limits, Message, decode, encode, largest_message
-from ftis.config import FtisError, LogpPrecision
+from ftis.config import FtisError
 from ftis.rollouts import Group, Rollout
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "wire.md"
-BASES = {"ids": EXAMPLE, "ids not listed": UNLISTED, "text": TEXT_EXAMPLE, **framed()}
+BASES = {"ids": EXAMPLE, "text": TEXT_EXAMPLE, **framed()}
 
 
 def test_examples_written_by_hand() -> None:
     for data, made in ((EXAMPLE, EXAMPLE_MESSAGE), (TEXT_EXAMPLE, TEXT_MESSAGE)):
-        assert encode(made, "fixed9") == data
+        assert encode(made) == data
         assert_same(decode(data, LIMITS), made)
-    assert_same(decode(UNLISTED, LIMITS), message(rollout([5, 18], [0, 0])))
     shown = re.findall(r"^    ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
     assert bytes.fromhex("".join(shown)) == EXAMPLE, "the document shows it"
 
 
-@given(messages(), st.sampled_from(PRECISIONS))
+@given(messages())
 @settings(max_examples=300, deadline=None)
-def test_what_is_written_is_read_again(made: Message, precision: LogpPrecision) -> None:
-    data = encode(made, precision)
+def test_what_is_written_is_read_again(made: Message) -> None:
+    data = encode(made)
     back = decode(data, BOUNDLESS)
-    if precision == "float32":
-        assert_same(back, made)
-    (shape, ids, exact, unit), (shape_back, ids_back, sent, unit_back) = flat(made), flat(back)
-    assert repr(shape) == repr(shape_back)
-    assert (ids.tobytes(), unit.tobytes()) == (ids_back.tobytes(), unit_back.tobytes())
-    assert np.abs(np.expm1(exact.astype(np.float64) - sent)).max(initial=0) <= weight_error(precision)
-    assert encode(back, precision) == data, "once rounded, it stays"
+    assert_same(back, made)
+    assert encode(back) == data
     for group in back.groups:
         for row in group.rollouts:
             for array in (row.completion_ids, row.gen_logp):
                 assert array.dtype.isnative
                 assert array.flags.aligned
                 assert not array.flags.writeable
-    tokens, text = len(exact), bool(len(unit))
-    assert len(data) <= largest_message(tokens, len(shape[2]), len(made.groups), made.header.peer, text)
+    rows = [row for group in made.groups for row in group.rollouts]
+    tokens, text = sum(len(row.gen_logp) for row in rows), any(row.unit is not None for row in rows)
+    assert len(data) <= largest_message(tokens, len(rows), len(made.groups), made.header.peer, text)
 
 
 def test_the_largest_message_has_room_for_the_worst() -> None:
-    """Ids and floats in which nothing can be compressed, with a list of them and without."""
+    """Ids and floats in which nothing can be compressed."""
     rng = np.random.default_rng(0)
-    for tokens, repeats in ((5000, 1), (5000, 2)):
-        ids = rng.permutation(np.tile(rng.integers(2**30, 2**31, tokens // repeats), repeats)).astype(np.int32)
-        logp = rng.integers(0, 2**32, tokens, np.uint32).view(np.float32)
-        data = encode(message(Rollout(ids, logp)))
-        most = largest_message(tokens, 1, 1, "ada")
-        assert 0.7 * most < len(data) <= most, (len(data), most)
+    ids = rng.integers(0, 2**31, 5000).astype(np.int32)
+    data = encode(message(Rollout(ids, rng.integers(0, 2**32, 5000, np.uint32).view(np.float32))))
+    most = largest_message(5000, 1, 1, "ada")
+    assert 0.95 * most < len(data) <= most, (len(data), most)
 
 
-def test_every_float_keeps_its_bits_in_float32() -> None:
+def test_every_float_keeps_its_bits() -> None:
     """A NaN too: it is for admission to reject the group."""
     logp = np.array([0xFF800000, 0x7FC12345, 0x80000000, 1, 0x42C80000], np.uint32).view(np.float32)
     made = message(Rollout(np.arange(5, dtype=np.int32), logp))
@@ -189,7 +178,7 @@ def test_some_mutations_get_through_and_most_do_not() -> None:
 
 
 def test_each_limit_is_exact_and_named() -> None:
-    for data, longest, in_all in ((EXAMPLE, 9, 6), (TEXT_EXAMPLE, 4, 2)):
+    for data, longest, in_all in ((EXAMPLE, 3, 2), (TEXT_EXAMPLE, 4, 2)):
         exact = Limits(len(data), max_groups=1, max_rollouts_per_group=2, max_completion_length=longest)
         decode(data, exact)
         for field, value in (
@@ -209,7 +198,7 @@ def test_what_is_decompressed_stays_in_proportion_to_the_limits() -> None:
     unit = np.repeat(np.arange(4096, dtype=np.int32), 15)
     text = Rollout(np.full(4096 * 15, 97, np.int32), np.zeros(4096, np.float32), unit)
     for row, most in ((ids, 64 * 16 * 4096), (text, 40 * 16 * 4096 * 15)):
-        data = encode(message(*[row] * 16), "fixed9")
+        data = encode(message(*[row] * 16))
         assert len(data) < 400
         assert peak_of(partial(decode, data, LIMITS)) < most
         fewer = dataclasses.replace(LIMITS, max_rollouts_per_group=15)
@@ -222,9 +211,6 @@ def refused(data: bytes, limits: Limits, says: str) -> None:
 
 
 def test_encode_refuses_what_it_cannot_write() -> None:
-    def logp(value: float) -> Message:
-        return message(rollout([1, 2], [0.0, value]))
-
     mistakes = [
         (Message(dataclasses.replace(HEADER, run="abc"), ()), "header.run"),
         (Message(dataclasses.replace(HEADER, tokenizer=TOKENIZER.upper()), ()), "header.tokenizer"),
@@ -237,8 +223,7 @@ def test_encode_refuses_what_it_cannot_write() -> None:
         (message(Rollout(np.zeros(1), np.zeros(1, np.float32))), "float64"),  # type: ignore[arg-type]
         (message(Rollout(np.zeros(1, np.int32), np.zeros(1))), "float64"),  # type: ignore[arg-type]
         (message(rollout([1, -1])), "token id -1 is negative"),
-        *((logp(value), "is not in") for value in (1e-9, -100.001, -np.inf, np.nan)),
     ]
     for made, says in mistakes:
         with pytest.raises(ValueError, match=says):
-            encode(made, "fixed9")
+            encode(made)

@@ -173,7 +173,7 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"training__save_total_limit": 1}, ["greater than or equal to 2"]),
         ({"sampling__temperature": math.nan}, ["sampling.temperature = nan"]),
         ({"objective__kl_threshold": math.nan}, ["objective.kl_threshold = nan"]),
-        ({"wire": {"format": 2}}, ["wire.format", "gone"]),
+        ({"wire": {"logp": "fixed9"}}, ["wire is gone"]),
         ({"prompt__template": "Solve it."}, ["prompt.template 'Solve it.'", "{question}"]),
         ({"prompt__answer_tag": "think"}, ["prompt.think_tag", "'think'"]),
         ({"peers__1__name": "small"}, ["peers", "'small'", "twice"]),
@@ -223,9 +223,9 @@ def test_mistakes_are_named_with_their_places() -> None:
 
 
 def test_what_a_run_recorded_may_have_keys_that_are_gone() -> None:
-    made = document(wire__format=2, peers__small__fsdp=True, peers__1__data_parallel_size=1, task__options__format=3)
-    assert parse(made, recorded=True) == parse(document(task__options__format=3))
-    assert made["wire"] == {"format": 2}
+    made = document(wire={"logp": "fixed9"}, peers__small__fsdp=True, task__options__wire=3)
+    assert parse(made, recorded=True) == parse(document(task__options__wire=3))
+    assert made["wire"] == {"logp": "fixed9"}
     with pytest.raises(RecipeError, match="unknown key 'seeed'"):
         parse(made | {"seeed": 1}, recorded=True)
 
@@ -307,7 +307,7 @@ def test_any_key_can_be_set(path: Path) -> None:
         ("peers.qwen2.5.model=Qwen/Qwen2.5-1.5B", "peers.1.model", "Qwen/Qwen2.5-1.5B"),
         ("peers.1.device=cuda:1", "peers.1.device", "cuda:1"),
         ("arms.alone.collaborate=true", "arms.0.collaborate", True),
-        ("wire={logp = 'fixed9'}", "wire.logp", "fixed9"),
+        ("honesty={action = 'warn'}", "honesty.action", "warn"),
     ):
         got = reached(load(path, [override]), place)
         assert (got, type(got)) == (value, type(value)), override
@@ -347,7 +347,7 @@ def test_a_bad_override_is_one_line_that_begins_with_it(path: Path) -> None:
         ("ood=[{name=1}]", ["ood.0.name = 1"]),
         ("task.options={operators=1", ["TOML"]),
         ("network.mode=client", ["network.connect"]),
-        ("wire.format=2", ["gone"]),
+        ("wire.logp=fixed9", ["gone"]),
     ):
         said = refusal(path, override)
         assert said.startswith(f"--set {override!r}: "), said
@@ -455,7 +455,7 @@ peers.small.name=tiny|task.environment=guess"""
 APART = """peers.small.learning_rate=0.5|peers.small.model=starter:other|peers.small.train=lora|peers.small.lora_r=4
 peers.*.device=cpu|peers.*.dtype=bfloat16|peers.*.tokens_per_microbatch=64|objective.name=NoIS
 objective.kl_threshold=5.0|training.num_iterations=2|training.scale_rewards=none
-wire.logp=fixed9|training.eval_every=1|sampling.sampler=transformers|sampling.batch_size=3|output_dir=elsewhere
+honesty.action=warn|training.eval_every=1|sampling.sampler=transformers|sampling.batch_size=3|output_dir=elsewhere
 processes=inline|threads=1|report_to=['wandb']|arms=[]|sampling.temperature=1"""
 
 

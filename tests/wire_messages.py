@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 import struct
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -14,8 +13,7 @@ from fuzz_cases import signed
 from hypothesis import strategies as st
 from vocabularies import texts
 
-from ftis.codec import FRACTION_BITS, Header, Limits, Message, encode
-from ftis.config import LogpPrecision
+from ftis.codec import Header, Limits, Message, encode
 from ftis.rollouts import Floats, Group, Ints, Rollout
 from ftis.text.completions import END, MOST_ENDS
 from ftis.text.turns import joined
@@ -25,13 +23,6 @@ TOKENIZER = "f0e0d0c0b0a090807060504030201000"
 HEADER = Header(run=RUN, round=3, peer="ada", tokenizer=TOKENIZER, temperature=0.5, top_k=50, top_p=1.0)
 LIMITS = Limits(max_bytes=1 << 20, max_groups=64, max_rollouts_per_group=64, max_completion_length=4096)
 BOUNDLESS = Limits(1 << 40, 1 << 32, 1 << 16, 1 << 32)
-PRECISIONS: tuple[LogpPrecision, ...] = get_args(LogpPrecision)
-
-
-def weight_error(logp: LogpPrecision) -> float:
-    """The largest relative error of a token's importance weight: b bits are off by at most 2^-(b+1) nats."""
-    bits = FRACTION_BITS[logp]
-    return math.expm1(2.0 ** -(bits + 1)) if bits else 0.0
 
 
 def rollout(ids: Sequence[int], logp: Sequence[float] | None = None) -> Rollout:
@@ -75,18 +66,23 @@ def assert_same(a: Message, b: Message) -> None:
 
 def head(form: int, groups: int) -> bytes:
     numbers = struct.pack("<ddIII", 0.5, 1.0, 50, 3, groups)
-    return b"FTIS" + struct.pack("<HBB", 4, 3, form) + bytes.fromhex(RUN + TOKENIZER) + numbers + b"ada"
-
-
-def bits(text: str) -> bytes:
-    """Bits as they are read, from the highest of a byte down: ``bits("1000 01")`` is b"\\x84"."""
-    text = text.replace(" ", "")
-    return bytes(int(text[at : at + 8].ljust(8, "0"), 2) for at in range(0, len(text), 8))
+    return b"FTIS" + struct.pack("<HBB", 5, 3, form) + bytes.fromhex(RUN + TOKENIZER) + numbers + b"ada"
 
 
 def stored(content: Sequence[int] | bytes) -> bytes:
     """A stream as it is."""
     return struct.pack("<I", len(content)) + bytes(content)
+
+
+def numbers(*values: int) -> bytes:
+    """Numbers in a stream as it is."""
+    return stored(struct.pack(f"<{len(values)}I", *values))
+
+
+def logps(*values: float) -> bytes:
+    """Log-probabilities in four streams as they are, the lowest bytes first."""
+    packed = struct.pack(f"<{len(values)}f", *values)
+    return b"".join(stored(packed[place::4]) for place in range(4))
 
 
 def in_frame(frame: bytes) -> bytes:
@@ -97,49 +93,22 @@ def zstd(content: bytes, **options: Any) -> bytes:
     return zstandard.ZstdCompressor(**options).compress(content)
 
 
-def packed(*parts: bytes, counts: tuple[int, int, int], groups: int = 1, form: int = 9) -> bytes:
-    return signed(head(form, groups) + struct.pack("<III", *counts) + b"".join(parts))
+def packed(*parts: bytes, counts: tuple[int, int], groups: int = 1, form: int = 0) -> bytes:
+    return signed(head(form, groups) + struct.pack("<II", *counts) + b"".join(parts))
 
 
-EXAMPLE_MESSAGE = message(
-    rollout(
-        [785, 4226, 374, 220, 17, 13, 785, 4226, 151645],
-        [-0.5, -0.25, 0.0, -0.001953125, -0.0390625, -1.0, -0.015625, 0.0, -0.03125],
-    ),
-    rollout([785, 4226, 374, 17, 151645], [-0.25, -0.029296875, -0.00390625, -100.0, 0.0]),
-)
-"""One group: two completions of 9 and 5 tokens, seven distinct ids, 151645 ends them."""
-
-# Each number v below 16 is its own symbol; else e = bit length - 4, the symbol is 8 e + (v >> e), and the e low bits
-# follow, bit 0 of all such numbers first.
-TABLE, LISTED = stored([7, 2, 9, 5]), stored([4, 5, 3, 2, 1, 0, 4, 5, 6, 4, 5, 3, 1, 6])
-EXAMPLE = packed(
-    TABLE,  # item 7, 2 rollouts, 9 and 5 tokens: no open bits
-    # ids 13 17 220 374 785 4226 151645, and so gaps 13 3 202 153 410 3440 147418 with e = 0 0 4 4 5 8 14:
-    # 202 = 1100'1010, 153 = 1001'1001, 410 = 1100'11010, 3440 = 1101'01110000, 147418 = 1000'11111111011010
-    stored([13, 3, 8 * 4 + 12, 8 * 4 + 9, 8 * 5 + 12, 8 * 8 + 13, 8 * 14 + 8]),
-    # bit 0 of 202 153 410 3440 147418, bit 1, 2, 3; then bit 4 of the last three; then 5, 6, 7 of two; 8 … 13 of one
-    bits("01000 10101 00000 11101 111 10 11 01 1 1 1 1 1 1"),
-    LISTED,  # the tokens by their places in the list; seven ids all take one byte
-    stored([]),
-    # -log p times 512: 256 128 0 1 20 512 8 0 16, 128 15 2 51200 0; e = 5 4 0 0 1 6 0 0 1, 4 0 0 12 0
-    stored([48, 40, 0, 1, 18, 56, 8, 0, 16, 40, 15, 2, 8 * 12 + 12, 0]),
-    # all open bits are 0 (51200 = 1100'100000000000 but for its bit 11): bits 0 of 7 numbers, 1 to 3 of 5, 4 of 3,
-    # 5 of 2, 6 to 11 of one. 256 = 1000'00000, 20 = 1010'0, 512 = 1000'000000
-    bits("0000000 00000 00000 00000 000 00 000001"),
-    counts=(2, 14, 7),
-)
-UNLISTED = packed(
-    stored([7, 1, 2]), stored([5, 8 * 1 + 9]), bits("0"), stored([0, 0]), counts=(1, 2, 0)
-)  # ids 5 and 18 = 1001'0, too few for a list
+EXAMPLE_MESSAGE = message(rollout([785, 4226, 151645], [-0.5, -0.0, -100.0]), rollout([785, 151645], [-0.25, 0.0]))
+"""One group: two completions of 3 and 2 tokens, which 151645 ends."""
+TABLE, IDS, LOGP = numbers(7, 2, 3, 2), numbers(785, 4226, 151645, 785, 151645), logps(-0.5, -0.0, -100.0, -0.25, 0.0)
+EXAMPLE = packed(TABLE, IDS, LOGP, counts=(2, 5))
 
 TEXT_MESSAGE = message(
     spoken([b"n", b"\xc3", b"\xa9"], [-0.5, -0.25, 0.0, -1 / 512], end=0), spoken(["é!".encode()], [-2 / 512])
 )
 """Two completions: "né" in tokens of a byte each, with its end, and "é!" in one token, cut off."""
-TEXT_TABLE, SIZES, ENDS, TEXT = stored([7, 2, 4, 1]), stored([1, 1, 1, 0, 3]), stored([0]), stored("néé!".encode())
-TEXT_LOGP = stored([48, 40, 0, 1, 2]) + bits("00 00 00 00 0")  # 256 128 0 1 2: 256 = 1000'00000, 128 = 1000'0000
-TEXT_EXAMPLE = packed(TEXT_TABLE, SIZES, ENDS, TEXT, TEXT_LOGP, counts=(2, 5, 6), form=16 + 9)
+TEXT_TABLE, SIZES, ENDS, TEXT = numbers(7, 2, 4, 1), numbers(1, 1, 1, 0, 3), numbers(0), stored("néé!".encode())
+TEXT_LOGP = logps(-0.5, -0.25, 0.0, -1 / 512, -2 / 512)
+TEXT_EXAMPLE = packed(TEXT_TABLE, SIZES, ENDS, TEXT, TEXT_LOGP, counts=(2, 5), form=1)
 
 
 def bomb(content_size: int, blocks: int, form: int = 0xA0) -> bytes:
@@ -210,5 +179,4 @@ def framed() -> dict[str, bytes]:
     rng = np.random.default_rng(0)
     words = [word.encode() for word in ("the ", "answer", " is", " é", "\n", "42", " 🤖")]
     rows = [spoken([words[i] for i in rng.integers(len(words), size=30)], end=0) for _ in range(8)]
-    of_ids = {str(precision): encode(synthetic(1, 300, 20), precision) for precision in PRECISIONS}
-    return {**of_ids, "text": encode(message(*rows), "fixed9")}
+    return {"ids in frames": encode(synthetic(1, 300, 20)), "text in frames": encode(message(*rows))}

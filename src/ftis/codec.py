@@ -4,9 +4,9 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
 
     offset  size  type      field
     0       4     bytes     magic, ``FTIS``
-    4       2     u16       version, 4
+    4       2     u16       version, 5
     6       1     u8        P, 1 to 64
-    7       1     u8        form, 16 · number + precision
+    7       1     u8        form: token ids (0) or text (1)
     8       16    bytes     run: digest of what the peers agreed on
     24      16    bytes     tokenizer: its fingerprint
     40      8     f64       temperature ┐
@@ -15,7 +15,7 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
     60      4     u32       round
     64      4     u32       n
     68      P     ASCII     peer, a name as in the recipe
-                            the groups: token ids (form 0) or text (form 1)
+                            the groups
             4     u32       CRC-32 (zlib's) of everything before it
 
 :mod:`ftis.wire.ids` and :mod:`ftis.wire.text` write and read the groups; docs/wire.md describes both.
@@ -39,12 +39,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ftis.config import NAME_PATTERN, FtisError, LogpPrecision
-from ftis.rollouts import MIN_LOGP, Floats, Group, Ints, Rollout
+from ftis.config import NAME_PATTERN, FtisError
+from ftis.rollouts import Floats, Group, Ints, Rollout
 from ftis.seams import FORMS, look_up
 
 MAGIC = b"FTIS"
-VERSION = 4
+VERSION = 5
 """The only version that is written and read. A change of the layout raises it."""
 MOST_ROLLOUTS = 0xFFFF  # of one group
 LONGEST_NAME = 64  # of a peer, in bytes
@@ -57,9 +57,6 @@ _OVERHEAD = 64  # counts, and the sizes of up to eight streams
 _U32 = 0xFFFF_FFFF
 _NAME = re.compile(NAME_PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-
-FRACTION_BITS: dict[LogpPrecision, int] = {"float32": 0, "fixed6": 6, "fixed9": 9}
-"""Bits after the point of a log-probability; also the precision's number in the form byte. 0 is float32."""
 
 Integers = npt.NDArray[np.integer]
 Numbers = npt.NDArray[np.uint32]
@@ -167,37 +164,31 @@ class Form(NamedTuple):
     """A layout of the groups of a message.
 
     Attributes:
-        write: f(columns, bits) → the bytes in parts; raises ValueError for columns that it cannot carry.
-        read: f(reader, n, bits, limits) → the columns of n groups; raises CodecError. Its memory is bounded by the
-            limits and the bytes present. :func:`decode` checks the values, and that no bytes are left.
-
-    ``bits`` counts the bits after the point of a log-probability; 0 is float32.
+        write: f(columns) → the bytes in parts; raises ValueError for columns that it cannot carry.
+        read: f(reader, n, limits) → the columns of n groups; raises CodecError. Its memory is bounded by the limits and
+            the bytes present. :func:`decode` checks the values, and that no bytes are left.
     """
 
-    write: Callable[[Columns, int], list[bytes]]
-    read: Callable[[Reader, int, int, Limits], Columns]
+    write: Callable[[Columns], list[bytes]]
+    read: Callable[[Reader, int, Limits], Columns]
 
 
 def largest_message(tokens: int, rollouts: int, groups: int, peer: str, text: bool = False) -> int:
-    """The most bytes of a message from ``peer``, in any precision. Counts are those of all groups.
+    """The most bytes of a message from ``peer``. Counts are those of all groups.
 
-    It is the size of a message in which nothing can be compressed. A number then takes a byte and 28 bits, so a token
-    takes 8.5 bytes with its log-probability, and of text up to :data:`MOST_BYTES` besides.
+    It is the size of a message in which nothing can be compressed. A token then takes 8 bytes with its log-probability;
+    of text it has a size, up to :data:`MOST_BYTES` bytes, and perhaps an end.
     """
-    numbers = 2 * groups + 2 * rollouts + tokens  # rollouts twice: their lengths, and of text their ends
+    numbers = 2 * groups + rollouts + (3 if text else 2) * tokens
     texts = MOST_BYTES * tokens if text else 0
-    return _FIXED.size + len(peer) + _OVERHEAD + 4 * tokens + 9 * numbers // 2 + texts + _CHECKSUM.size
+    return _FIXED.size + len(peer) + _OVERHEAD + 4 * numbers + texts + _CHECKSUM.size
 
 
-def encode(message: Message, logp: LogpPrecision = "float32") -> bytes:
+def encode(message: Message) -> bytes:
     """The bytes of a message.
 
-    Args:
-        logp: precision of the log-probabilities on the wire.
-
     Raises:
-        ValueError: the message cannot be written (a mistake of the caller, never of a peer): a negative id, say, or in
-            fixed point a log-probability that is NaN, above 0 or below ``MIN_LOGP``.
+        ValueError: the message cannot be written (a mistake of the caller, never of a peer): a negative id, say.
     """
     header, groups = message.header, message.groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -213,14 +204,11 @@ def encode(message: Message, logp: LogpPrecision = "float32") -> bytes:
     )
     if (lowest := int(columns.ids.min(initial=0))) < 0:
         raise ValueError(f"token id {lowest} is negative")
-    bits, form = FRACTION_BITS[logp], int(bool(units))
-    wrong = ~((columns.logp <= 0) & (columns.logp >= MIN_LOGP))  # true of NaN as well
-    if bits and wrong.any():
-        raise ValueError(f"log-probability {float(columns.logp[wrong.argmax()])} is not in [{MIN_LOGP:g}, 0]")
-    parts = _form(form).write(columns, bits)
+    form = int(bool(units))
+    parts = _form(form).write(columns)
     digests = (bytes.fromhex(header.run), bytes.fromhex(header.tokenizer))
     numbers = (header.temperature, header.top_p, header.top_k, header.round, len(groups))
-    fixed = _FIXED.pack(MAGIC, VERSION, len(header.peer), 16 * form + bits, *digests, *numbers)
+    fixed = _FIXED.pack(MAGIC, VERSION, len(header.peer), form, *digests, *numbers)
     body = b"".join([fixed, header.peer.encode("ascii"), *parts])
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
@@ -255,10 +243,9 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
         raise CodecError(f"peer name {peer!r} is not letters, digits, '_', '.', '-'")
     if n > limits.max_groups:
         raise CodecError(f"{n} groups exceed the limit of {limits.max_groups}")
-    number, bits = divmod(form, 16)
-    if number >= len(FORMS) or bits not in FRACTION_BITS.values():
-        raise CodecError(f"form {form:#04x} is neither of ids nor of text")
-    columns = _form(number).read(reader, n, bits, limits)
+    if form >= len(FORMS):
+        raise CodecError(f"form {form} is neither of ids nor of text")
+    columns = _form(form).read(reader, n, limits)
     if reader.at != end:
         raise CodecError(f"the groups end at byte {reader.at}, the message ends at {end}")
 

@@ -41,7 +41,6 @@ OneOrMore = Annotated[
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 Positive = Annotated[int, Field(ge=1)]
-LogpPrecision = Literal["float32", "fixed6", "fixed9"]
 LARGEST_SHARE = 3
 """The most prompts of a peer, in equal shares, if shares go by speed."""
 
@@ -245,14 +244,6 @@ class NetworkConfig(_Section):
         return self
 
 
-class WireConfig(_Section):
-    """How a peer writes its messages. Every peer reads every precision, so peers may differ."""
-
-    logp: LogpPrecision = "float32"
-    """Log-probabilities on the wire: exact, or in fixed point with 6 or 9 bits after the point. Receivers then get a
-    token's importance weight off by at most 0.8% or 0.1%. The sender learns from its own exact values."""
-
-
 class HonestyConfig(_Section):
     """The test of whether the others' log-probabilities can be true."""
 
@@ -380,7 +371,6 @@ class Recipe(_Section):
     training: TrainingConfig = TrainingConfig()
     network: NetworkConfig = NetworkConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
-    wire: WireConfig = WireConfig()
     honesty: HonestyConfig = HonestyConfig()
     peers: Annotated[tuple[PeerConfig, ...], Field(strict=False)]
     arms: Annotated[tuple[ArmConfig, ...], Field(strict=False)] = ()

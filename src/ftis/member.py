@@ -113,7 +113,7 @@ class Member:
         """
         groups = [group for group in groups if not any(rollout.overdue for rollout in group.rollouts)]
         written = Message(replace(self.header, round=round), tuple(self.write(groups)))
-        message = encode(written, self.recipe.wire.logp)
+        message = encode(written)
         others = [peer.name for peer in self.recipe.peers if peer.name != self.name]
         return Outgoing(
             round,

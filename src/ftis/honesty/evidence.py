@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ftis.codec import FRACTION_BITS
 from ftis.honesty.contexts import Past
 from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Floats, Rollout, pad
@@ -27,7 +26,7 @@ LARGEST_SHARE = 0.02
 """The largest s, what each component gives away at each token, to all of them equally (Herbster and Warmuth 1998). So
 the mixture follows whichever component predicts the sender best at the time. See :func:`share_of`."""
 TOLERANCE = 1e-3
-"""Nats a token by which an honest sender's log-probability may be off beside the wire's rounding."""
+"""Nats a token by which an honest sender's log-probability may be off."""
 
 MIN_Q = 1e-300
 """Stands for a probability of 0, which has no logarithm."""
@@ -184,10 +183,9 @@ def ratios_of(
     """
     ends = np.cumsum([len(r) for r in rollouts])[:-1]
     ids = [r.completion_ids for r in rollouts]
-    off = TOLERANCE + rounding([r.gen_logp for r in rollouts])
 
     def ratio(rollout: Rollout, log_q: Floats64) -> Floats64:
-        reported = rollout.gen_logp + off * per_unit(rollout, np.ones(len(rollout)))
+        reported = rollout.gen_logp + TOLERANCE * per_unit(rollout, np.ones(len(rollout)))
         cut: Floats64 = np.minimum(per_unit(rollout, log_q) - reported, LARGEST_LOG_RATIO)
         return np.exp(cut)
 
@@ -209,13 +207,3 @@ def per_unit(rollout: Rollout, values: Floats64) -> Floats64:
         return values
     sums: Floats64 = np.add.reduceat(values, np.flatnonzero(np.diff(rollout.unit, prepend=-1)))
     return sums
-
-
-def rounding(logps: Sequence[Floats]) -> float:
-    """The most by which the wire's rounding puts log-probabilities off, read off the numbers; 0 for float32."""
-    values = np.concatenate(logps).astype(np.float64)
-    for bits in sorted(filter(None, FRACTION_BITS.values())):
-        scaled = values * 2**bits
-        if (scaled == np.round(scaled)).all():
-            return 2.0 ** -(bits + 1)
-    return 0.0

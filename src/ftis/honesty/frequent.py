@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftis.honesty.contexts import ID_BITS, START, renumbered
-from ftis.honesty.evidence import NOTHING, STAKES, TOLERANCE, Floats64, rounding
+from ftis.honesty.evidence import NOTHING, STAKES, TOLERANCE, Floats64
 from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Rollout, pad
 
@@ -124,8 +124,7 @@ def _keys(rollouts: Sequence[Rollout]) -> Keys:
 
 def _gains(rollouts: Sequence[Rollout]) -> Floats64:
     """log(1 − ε + ε/π_gen) of each token of the rollouts, end to end, and ε: [T, K]."""
-    reported = [r.gen_logp for r in rollouts]
-    log_p_T1 = np.concatenate(reported).astype(np.float64)[:, None] + TOLERANCE + rounding(reported)
+    log_p_T1 = np.concatenate([r.gen_logp for r in rollouts]).astype(np.float64)[:, None] + TOLERANCE
     return np.logaddexp(np.log1p(-SHARES), np.log(SHARES) - log_p_T1)
 
 

@@ -282,7 +282,6 @@ _TRL = "for several GPUs a peer, start a TRL script with accelerate launch (docs
 _SAMPLED = "groups without signal stay; more sampling.num_generations leave fewer of them"
 
 GONE = {
-    "format": "there is one form of messages",
     "data_parallel_size": _TRL,
     "fsdp": _TRL,
     "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
@@ -292,6 +291,7 @@ GONE = {
     "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
     "swarms": "training.swarm_size puts neighbours among the peers together",
     "swarm_size": "training.swarm_size in the arm's set has its place",
+    "wire": "messages have one form, with exact log-probabilities",
 }
 """Keys that recipes had once, and what is in their place."""
 

@@ -3,12 +3,11 @@
     size  type      field
     4     u32       R, rollouts of all groups
     4     u32       T, tokens of all rollouts, as the sender sampled them
-    4     u32       B, bytes of all texts
           numbers   2 n + R: the items, the rollouts of each group, the tokens of each rollout
           numbers   T: how many bytes each token has; 0 for an end
           numbers   for each end: which of its sender's ends, from 0; absent if there are none
-          stream    B bytes: the texts in UTF-8, end to end
-          numbers   T: log-probabilities, as in :mod:`ftis.wire.ids`
+          stream    the texts in UTF-8, end to end: as many bytes as the tokens have
+          streams   the log-probabilities, as in :mod:`ftis.wire.ids`
 
 It carries rollouts over bytes, see :mod:`ftis.text.completions`: each of the sender's tokens is a unit, and so is an
 end that the sender sampled. An end within a rollout ends a turn. *Stream* and *numbers* are described in
@@ -22,7 +21,7 @@ import numpy as np
 from ftis.codec import MOST_BYTES, CodecError, Columns, Form, Limits, Reader
 from ftis.text.completions import END, MOST_ENDS, all_utf8
 from ftis.wire.streams import (
-    TEXT_LEVEL,
+    PHRASES,
     read_counts,
     read_groups,
     read_logp,
@@ -36,7 +35,7 @@ from ftis.wire.streams import (
 )
 
 
-def write(columns: Columns, bits: int) -> list[bytes]:
+def write(columns: Columns) -> list[bytes]:
     """The groups as text.
 
     Raises:
@@ -58,38 +57,33 @@ def write(columns: Columns, bits: int) -> list[bytes]:
     if not all_utf8(text, np.cumsum(is_byte, dtype=np.int64)[stops - 1]):
         raise ValueError("a message of text has a completion that is not UTF-8")
     return [
-        write_counts(len(tokens), n_tokens, len(text)),
+        write_counts(len(tokens), n_tokens),
         *write_groups(columns, tokens),
         *write_numbers(sizes.astype(np.uint32)),
         *(write_numbers((columns.ids[ended] - END).astype(np.uint32)) if len(ended) else ()),
-        *write_stream(text, TEXT_LEVEL),
-        *write_logp(columns.logp, bits),
+        *write_stream(text, PHRASES),
+        *write_logp(columns.logp),
     ]
 
 
-def read(reader: Reader, n: int, bits: int, limits: Limits) -> Columns:
-    n_rollouts, n_tokens, n_bytes = read_counts(reader, n, limits)
-    most = MOST_BYTES * limits.max_completion_length
-    if n_bytes > n_rollouts * most:
-        raise CodecError(f"{n_bytes} bytes of text in {n_rollouts} rollouts exceed the limit of {most} in each")
+def read(reader: Reader, n: int, limits: Limits) -> Columns:
+    n_rollouts, n_tokens = read_counts(reader, n, limits)
     items, counts, tokens = read_groups(reader, n, n_rollouts, n_tokens, limits)
     if not tokens.all():
         raise CodecError(f"rollout {int(tokens.argmin())} has no tokens")
     sizes = read_numbers(reader, n_tokens, "the sizes of the tokens").astype(np.int64)
-    if (total := int(sizes.sum())) != n_bytes:
-        raise CodecError(f"tokens of {total} bytes in all, {n_bytes} are announced")
     stops = np.cumsum(tokens, dtype=np.int64)
     empty = np.flatnonzero(sizes == 0)
     ends = read_numbers(reader, len(empty), "the ends") if len(empty) else np.zeros(0, np.uint32)
     if (largest := int(ends.max(initial=0))) >= MOST_ENDS:
         raise CodecError(f"end {largest} of a sender, it may have {MOST_ENDS}")
-    byte_stops = np.cumsum(sizes)
+    byte_stops, most = np.cumsum(sizes), MOST_BYTES * limits.max_completion_length
     if (longest := int(np.diff(byte_stops[stops - 1], prepend=0).max(initial=0))) > most:
         raise CodecError(f"completion of {longest} bytes exceeds the limit of {most}")
-    text = read_stream(reader, n_bytes, "the text")
+    text = read_stream(reader, int(sizes.sum()), "the text")
     if not all_utf8(text, byte_stops[stops - 1]):
         raise CodecError("a completion is not UTF-8")
-    logp = read_logp(reader, n_tokens, bits)
+    logp = read_logp(reader, n_tokens)
 
     ids = np.insert(text.astype(np.int32), byte_stops[empty], (END + ends).astype(np.int32))
     places = np.maximum(sizes, 1)
