@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import ftis
 from conftest import TinyPolicy
 
@@ -20,7 +21,7 @@ from ftis.engines.stops import cut_at
 from ftis.policy import Policy
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
-from ftis.run.evaluate import EVAL_BATCH, Answered, EvalSamples, Evaluation, Exam
+from ftis.run.evaluate import EVAL_BATCH, HEARD_EVERY, Answered, EvalSamples, Evaluation, Exam
 from ftis.sampling import Decoding
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -28,6 +29,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 class FakePolicy:
     """Ids are letters."""
+
+    device = torch.device("cpu")
 
     def detokenize(self, ids: Sequence[int]) -> str:
         return "".join(LETTERS[i] for i in ids)
@@ -101,6 +104,17 @@ def test_results_depend_neither_on_the_order_nor_on_the_batches(batch_size: int)
 
 def test_decoding_is_greedy_whatever_training_does() -> None:
     assert run()[1].decodings == {Decoding(max_completion_length=7, temperature=0.0, top_k=0, top_p=1.0)}
+
+
+@pytest.mark.parametrize("batch_size", [0, 3, 99])
+def test_progress_is_heard_and_changes_nothing(batch_size: int) -> None:
+    n = 2 * HEARD_EVERY["cpu"] + 5
+    problems, ids = PROBLEMS * n, PROMPT_IDS * n
+    exam = Exam(FakePolicy(), FakeSampler(), problems[:n], ids[:n], score, Decoding(7), batch_size)  # type: ignore[arg-type]
+    heard: list[int] = []
+    assert exam.greedy(heard.append) == exam.greedy()
+    every = batch_size or HEARD_EVERY["cpu"]
+    assert heard == [min(n, every * (i + 1)) for i in range(-(-n // every))]
 
 
 def test_many_problems_are_answered_some_at_a_time() -> None:

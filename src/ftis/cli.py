@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -442,18 +443,31 @@ def evaluate_model(
     """
     loaded = load(recipe, set_ or [])
     sampling = loaded.sampling
-    with busy("answering the task's validation problems"):
+    with busy(LOADING) as doing:
+        from ftis.check.formatting import counted, in_time
         from ftis.library import open_exam
         from ftis.records.files import write_jsonl
+        from ftis.view.progress import WORTH_WAITING
 
+        doing("loading the model, trying its sampler")
         exam, remarks = open_exam(model, loaded, peer, limit)
         for line in remarks:
             console.print(line)
-        result = exam.greedy()
+        doing(f"answering {counted(len(exam.problems), 'validation problem')}")
+        began = time.monotonic()
+
+        def answered(done: int) -> None:
+            seconds = (time.monotonic() - began) / done * (len(exam.problems) - done)
+            if seconds >= WORTH_WAITING:
+                doing(f"{done:,} of {len(exam.problems):,} answered, about {in_time(seconds)} left")
+
+        result = exam.greedy(answered)
+        of_samples = (time.monotonic() - began) * samples  # seconds
     console.print(f"{loaded.task.name}: {result}, mean length {result.mean_length:.1f} tokens")
     rows = [vars(problem) for problem in result.problems]
     if samples:
-        with busy(f"sampling {samples} completions of each"):
+        lasting = f", about {in_time(of_samples)}" if of_samples >= WORTH_WAITING else ""
+        with busy(f"sampling {counted(samples, 'completion')} of each{lasting}"):
             drawn = exam.sampled(samples, loaded.seed)
         console.print(
             f"{loaded.task.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} "

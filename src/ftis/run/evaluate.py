@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import pstdev
 
 from ftis.admission import Score
+from ftis.engines.devices import device_kind
 from ftis.engines.stops import cut_at
 from ftis.episodes import Episodes
 from ftis.policy import Policy
@@ -16,6 +17,8 @@ from ftis.sampling import Decoding, Sampler
 
 EVAL_BATCH = 256
 """Problems answered at a time by default. Many more take longer on a CPU, and reading their prompts in takes memory."""
+HEARD_EVERY = {"cpu": 32, "cuda": EVAL_BATCH}
+"""Problems between two words on the progress, by kind of device: as many as keep it busy."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +118,29 @@ class Exam:
     batch_size: int = 0
     episodes: Episodes | None = None
 
-    def greedy(self) -> Evaluation:
-        """Answer every problem greedily and score it."""
+    def greedy(self, heard: Callable[[int], None] | None = None) -> Evaluation:
+        """Answer every problem greedily and score it.
+
+        Args:
+            heard: hears how many problems are answered, several times.
+        """
         if not self.problems:
             raise ValueError("no problems to evaluate on")
         greedy = Decoding(self.decoding.max_completion_length, temperature=0.0, stop=self.decoding.stop)
         # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
         order = sorted(range(len(self.problems)), key=lambda i: len(self.prompt_ids[i]))
-        groups = self._drawn(order, 1, greedy, 0, self.batch_size or EVAL_BATCH)
+        every = len(order)
+        if heard is not None:
+            every = self.batch_size or HEARD_EVERY[device_kind(self.policy.device)]
         answered: dict[int, Answered] = {}
-        for i, group in zip(order, groups, strict=True):
-            problem, ((text,), (reward,)) = self.problems[i], self._scored(self.problems[i], group)
-            answered[i] = Answered(problem.item, problem.question, problem.answer, text, len(group[0]), reward)
+        for start in range(0, len(order), every):
+            part = order[start : start + every]
+            groups = self._drawn(part, 1, greedy, 0, self.batch_size or EVAL_BATCH)
+            for i, group in zip(part, groups, strict=True):
+                problem, ((text,), (reward,)) = self.problems[i], self._scored(self.problems[i], group)
+                answered[i] = Answered(problem.item, problem.question, problem.answer, text, len(group[0]), reward)
+            if heard is not None:
+                heard(len(answered))
         return Evaluation(tuple(answered[i] for i in range(len(order))))
 
     def sampled(self, samples: int, seed: int = 0) -> EvalSamples:

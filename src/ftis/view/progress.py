@@ -39,7 +39,7 @@ SECONDS_BETWEEN_LINES = 60.0
 """The least seconds between two lines about rounds of an experiment's jobs, if the output is no terminal."""
 
 WORTH_WAITING = 5.0
-"""The least seconds left that pre-flight prints, if the output is no terminal."""
+"""The least seconds left that pre-flight and ``ftis eval`` tell."""
 
 WIDTH_OF_BARS = 110
 """Columns that a terminal needs so that a bar fits beside a round's notes."""
