@@ -354,6 +354,7 @@ def seeds_of(text: str) -> range:
 def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool = False) -> None:
     """Train the arms under every seed; print and write their comparison."""
     from ftis.recipe.arms import keep_arms
+    from ftis.records.files import read_json
     from ftis.view import tables
 
     kept = keep_arms(recipe, only)
@@ -363,7 +364,7 @@ def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_r
     if directory is None:
         return
     report = report_on(directory)  # it writes results.json too
-    tables.print_comparison(json.loads((directory / "results.json").read_text(encoding="utf-8")), console)
+    tables.print_comparison(read_json(directory / "results.json"), console)
     console.print(f"report: {report}")
 
 

@@ -7,7 +7,7 @@ Numbers are little-endian, nothing is padded or aligned. P is the length of the 
     4       2     u16       version, 5
     6       1     u8        P, 1 to 64
     7       1     u8        form: token ids (0) or text (1)
-    8       16    bytes     run: digest of what the peers agreed on
+    8       16    bytes     run: digest of the peers' agreement
     24      16    bytes     tokenizer: its fingerprint
     40      8     f64       temperature ┐
     48      8     f64       top_p       │ of the distribution sampled

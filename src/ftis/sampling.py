@@ -23,8 +23,10 @@ from ftis.rollouts import Ints, Rollout
 
 @dataclass
 class Kept:
-    """What a sampler keeps for the next turn, in its own form: what it read of rows, and its copy of the weights, which
-    must not move meanwhile. It is forgotten with the decoding that holds it."""
+    """A sampler's state between two turns, in its own form: the rows that it has read, and its copy of the weights.
+
+    The weights must not move meanwhile. The state is forgotten with the decoding that holds it.
+    """
 
     rows: Any = None
     weights: Any = None

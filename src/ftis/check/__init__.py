@@ -1,1 +1,1 @@
-"""Checks before a run: what it would take, whether it would learn, what is missing."""
+"""Checks before a run: its needs, its prospects, and the missing parts of this machine."""

@@ -124,7 +124,7 @@ def begin(
     """Write the files of a first recipe, and check that it can run.
 
     Args:
-        doing: hears what is done, since it takes a while.
+        doing: hears each thing that is done, since it takes a while.
 
     Returns:
         the files, and remarks on the recipe with a line about its memory.

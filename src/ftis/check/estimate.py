@@ -82,10 +82,10 @@ def _offered(swarm: Recipe) -> int:
 
 
 class Totals(NamedTuple):
-    """What the peers of some arms take together.
+    """The needs of all peers of some arms together.
 
     Attributes:
-        lines: the one of :func:`estimate` about memory and disk, and those about what it lacks.
+        lines: the one of :func:`estimate` about memory and disk, and those about its gaps.
         likely: bytes of memory; 0 if unknown.
         free: bytes where they run; 0 if unknown.
     """
@@ -96,7 +96,7 @@ class Totals(NamedTuple):
 
 
 def totals(arms: Sequence[Arm]) -> Totals:
-    """What the peers of these arms take together."""
+    """The needs of all peers of these arms together."""
     lines: list[str] = []
     largest = _largest(arms, lines)
     lines = list(dict.fromkeys(lines))

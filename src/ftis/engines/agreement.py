@@ -1,4 +1,4 @@
-"""Whether sampler, learner and a plain forward pass see one policy: measured, before anything is trained on it.
+"""The test that sampler, learner and a plain forward pass see one policy, before anything is trained on it.
 
 A plain pass runs one row by itself, without padding and without a cache. Everything else is a way to be faster:
 prompts padded on the left, a cache, fused steps; rows padded on the right, or in one line. If one of these gives a

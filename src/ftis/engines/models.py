@@ -392,7 +392,7 @@ def _to_be_saved(adapted: Any) -> Any:
 
 
 def _quiet_peft() -> None:
-    """Keep peft from telling what it puts right itself."""
+    """Silence peft's warnings about settings that it mends itself."""
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
     for message in (
         "Model has `tie_word_embeddings=True`",
@@ -440,7 +440,7 @@ def without_weights(described: PreTrainedConfig, config: PeerConfig) -> Any:
 
 
 def require_precision(config: PeerConfig) -> None:
-    """Refuse what this machine cannot keep as the peer's settings say. Loads no model.
+    """Refuse precisions of a peer that this machine does not have. Loads no model.
 
     Raises:
         ModelError: bitsandbytes is missing, a base in bfloat16 is to be used in float32, or moments are to be paged

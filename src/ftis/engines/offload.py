@@ -92,7 +92,7 @@ class Movable:
         self.is_here = False
 
     def come_back(self) -> None:
-        """Take memory on the device, and begin to copy there. What then runs on its current stream waits for that."""
+        """Take memory on the device, and begin to copy there. Later work on its current stream waits for the copies."""
         if self.is_here:
             return
         for tensor, copy in self._copies.values():
@@ -107,7 +107,7 @@ class Movable:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """A context on a stream of its own, behind what the device was asked for so far."""
+        """A context on a stream of its own, behind all earlier work of the device."""
         if self._stream is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""How far back the layers of a decoder attend: to all earlier tokens, or within a sliding window."""
+"""The reach of a decoder's layers: each attends to all earlier tokens, or within a sliding window."""
 
 from __future__ import annotations
 

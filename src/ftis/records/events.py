@@ -152,11 +152,11 @@ class Evaluated:
 
 
 STAGES = {"sampling": ("sample", "exchange"), "waiting": ("wait",), "learning": ("admit", "logp", "update")}
-"""What a peer does in a round, and the stages of metrics.jsonl that this is. Between rounds it is evaluating."""
+"""The states of a peer in a round, each with its stages of metrics.jsonl. Between rounds a peer is evaluating."""
 
 
 def seconds_by_stage(*rounds: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds by what the peer did, over the metrics of some rounds."""
+    """Seconds in each state of :data:`STAGES`, over the metrics of some rounds."""
     return {
         name: float(sum(metrics.get(f"time/{stage}") or 0 for metrics in rounds for stage in stages))
         for name, stages in STAGES.items()

@@ -280,7 +280,7 @@ def in_network(
     """A context with a member's exchange with the others.
 
     Args:
-        place: the peer's directory; what it has offered is kept under ``outbox``.
+        place: the peer's directory; its own messages are kept under ``outbox``.
         identity: the directory that counts how often the peer was started.
         key, roster: as of :func:`credentials`.
 
@@ -334,7 +334,7 @@ def network_exchange(
     """A member's end of its run's network, not yet opened.
 
     Args:
-        place: the peer's directory; what it has offered is kept under ``outbox``.
+        place: the peer's directory; its own messages are kept under ``outbox``.
         roster: public keys by name; None in an open swarm.
         log: called with each event, from several threads.
         should_stop: asked while waiting.

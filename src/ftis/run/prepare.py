@@ -93,10 +93,10 @@ def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
 
 
 def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:
-    """A task of an arm, all of whose answers can be rewarded. Arms have most of it in common: it is loaded once.
+    """A task of an arm, once each of its answers is known to earn a reward. Arms share most tasks: each is loaded once.
 
     Args:
-        tasks, rewarded: what was loaded and looked at before; added to.
+        tasks, rewarded: the tasks loaded, and the rewards tried, for earlier arms; added to.
     """
     key = config.model_dump_json()
     with staying():
@@ -245,6 +245,6 @@ def _token_bytes(place: str, written: int) -> TokenBytes:
 
 
 def _written(place: str) -> int:
-    """When the tokenizer there, or what the model ends by, was written; 0 where it is not on this machine yet."""
+    """The time of the newest file on a model's tokenizer and ends; 0 if this machine has none yet."""
     files = [Path(place) / name for name in ("tokenizer.json", "config.json", "generation_config.json")]
     return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)

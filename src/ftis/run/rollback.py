@@ -64,8 +64,8 @@ class Undone:
     Attributes:
         finished: rounds it had finished.
         step: rounds that stay.
-        accused: by sender, what its honesty test had found.
-        evidence: by sender, what its last record says of it; passages are text.
+        accused: by sender, the findings of its honesty test.
+        evidence: by sender, the same from its last record; passages are text.
         action: the recipe's ``honesty.action``.
     """
 

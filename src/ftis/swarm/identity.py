@@ -1,4 +1,4 @@
-"""Who a peer is: its ed25519 key, the run's roster of public keys, and certificates for the TLS of a private swarm.
+"""A peer's identity: its ed25519 key, the run's roster of public keys, and certificates for TLS in a private swarm.
 
     <name>.key      private key, PKCS#8 PEM, readable by its owner only
     <name>.pub      public key: 64 hex digits and the peer's name

@@ -1,4 +1,4 @@
-"""Limits on foreign rollouts: how many, whether failures, and how much of short ones. None needs a message."""
+"""Selections of others' rollouts without a message: at most so many, no failures, less of short ones."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Keys, all under ``ftis/``::
     facts/<recipe's name>/<peer>              what it means by the recipe, to name what differs
     status/<recipe's name>/<peer>             what it is doing, for ``ftis status``
 
-``<run>`` is the digest of what the peers must agree on, so peers of different runs never meet. :mod:`ftis.swarm.rounds`
+``<run>`` is the digest of the peers' agreement, so peers of different runs never meet. :mod:`ftis.swarm.rounds`
 decides when a round closes, and this module carries its decisions out. The engine retries, encrypts and finds;
 signatures tell whose rollouts they are. See docs/wire.md and docs/threat-model.md for what holds and what does not.
 """
@@ -84,15 +84,15 @@ class NetworkExchange:
     """One peer's end of the exchange between machines.
 
     Args:
-        run: the digest of what the peers must agree on.
-        facts: what is behind that digest: :func:`ftis.swarm.facts.agreement`, the roster and the tokenizer.
+        run: the digest of all that the peers must agree on.
+        facts: the values behind that digest: :func:`ftis.swarm.facts.agreement`, the roster and the tokenizer.
         roster: public keys by name. None means an open swarm: the first key to use a name keeps it.
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
         outbox: a directory of this peer's own.
         incarnation: how often this peer has been started.
         should_stop: asked while waiting.
-        say: told what happens, as events with a ``text`` for people. Called from several threads.
+        say: hears events with a ``text`` for people. Called from several threads.
         status: what ``ftis status`` shows; added to.
     """
 

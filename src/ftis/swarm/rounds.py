@@ -56,7 +56,7 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True)
 class Announce:
-    """Declare that this peer takes part from ``round`` on, and withdraw what was declared before."""
+    """Declare that this peer takes part from ``round`` on, and withdraw the declaration before."""
 
     round: int
 

@@ -1,4 +1,4 @@
-"""How a data set of reasoning-gym scores an answer, with guards against answers that it was not made for.
+"""The score of an answer by its data set of reasoning-gym, with guards against answers that it was not made for.
 
 Many problems have more than one right answer, and many answers more than one spelling. Some data sets evaluate an
 answer as Python: here it can be a literal or a formula and nothing else. Some give the full score to a text that is no

@@ -1,4 +1,4 @@
-"""How a problem becomes the token ids that a model continues."""
+"""A problem as the token ids that a model continues."""
 
 from __future__ import annotations
 

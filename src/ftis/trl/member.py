@@ -63,7 +63,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class Swarm:
-    """Whom a trainer learns with, and as which peer.
+    """The swarm of a trainer: the other peers, and the trainer's own name.
 
     Without a recipe the script's data set is the task, the values are GRPOConfig's, and the arm is F-TIS-lifted over
     shared prompts. ``Swarm()`` has nobody else.
@@ -75,7 +75,7 @@ class Swarm:
         key, roster: files of this peer's private key and of all public keys (``ftis keys``).
         open: no roster: trust whoever can connect.
         listen, connect: endpoints, as ``tcp/192.168.1.20:7447``; they replace the recipe's.
-        peers: the names of all peers, where no recipe and no roster says them.
+        peers: the names of all peers, if neither a recipe nor a roster has them.
         settings: without a recipe, keys of one and their values, as ``{"objective.name": "F-TIS"}``.
         link: carries messages instead of the network, for trainers in one process.
     """
@@ -262,7 +262,7 @@ def _unscored(prompt: Prompt, completions: Sequence[str], completion_ids: Sequen
 
 @contextlib.contextmanager
 def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iterator[tuple[Link, Say]]:
-    """A context with what carries the member's messages, and whom to report its rounds to.
+    """A context with the link that carries the member's messages, and the listener to its rounds.
 
     Raises:
         FtisError: keys are missing or wrong, or the network cannot be opened.

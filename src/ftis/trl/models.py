@@ -72,7 +72,7 @@ def check_model(model: Any) -> None:
 def generation_of(trainer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings by which a GRPOTrainer samples, and transformers' defaults.
 
-    ``generate`` takes what the trainer leaves open from the model's directory. vLLM is given all of them.
+    ``generate`` takes settings that the trainer leaves open from the model's directory. vLLM is given all of them.
     """
     args = trainer.args
     if args.use_vllm:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ftis.config import FtisError
+from ftis.engines.handover import in_background
 from ftis.records.events import Stopped
 from ftis.rollouts import Rows
 from ftis.trl.batches import EMPTY
@@ -85,15 +85,7 @@ class Ranks:
     @staticmethod
     def _at_length(work: Callable[[], Value]) -> Value:
         """Run ``work`` in a thread, and keep the other processes waiting meanwhile."""
-        done: Future[Value] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
+        done = in_background(work, "main process")
         while wait([done], KEEP_ALIVE_SECONDS).not_done:
             broadcast_object_list([STILL_AT_WORK, None])
         return done.result()

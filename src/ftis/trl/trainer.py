@@ -6,7 +6,7 @@ loss does the rest::
 
     sample ─ offer ─ collect ─ admit ─ score ─ judge ─ select ─ join ─ steps_per_generation x num_iterations losses
 
-Where nothing joins, TRL's batch is as TRL made it. A trainer without a swarm does nothing else than GRPOTrainer.
+If nothing joins, TRL's batch is as TRL made it. A trainer without a swarm does nothing else than GRPOTrainer.
 
 Of several processes only the main one talks to the others. It hands on what it admitted and what was selected; each
 process scores, judges and learns from its part.
@@ -91,7 +91,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     Args:
         model: as GRPOTrainer's, or ``starter:<name>``.
-        swarm: whom to learn with.
+        swarm: the other peers, and this one's name.
         train_dataset: as GRPOTrainer's; all peers have the same. With a recipe, row i has the ``prompt`` of the task's
             training problem i as the recipe renders it, or None: the recipe's task, with the columns ``prompt``,
             ``question``, ``answer``, and its others.
