@@ -96,7 +96,7 @@ LIGHT = [
     "records.reading",
     "view.live",
 ]
-LARGEST_CORE = 3910
+LARGEST_CORE = 3900
 
 
 def modules() -> list[str]:

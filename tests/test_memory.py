@@ -291,7 +291,7 @@ from ftis.recipe.parsing import load
 
 torch.set_num_threads(1)
 name, place, root = sys.argv[1:]
-keys = ["training.prompts_per_round=6", "task.validation_size=40"]
+keys = ["training.prompts_per_round=4", "task.validation_size=40"]
 recipe = load(Path(root) / "recipes" / "smollm2_words.toml", keys)
 swarm = recipe.of_swarm({"full"}) if name == "full" else recipe.of_swarm({"lora"})
 peer = swarm.peer(name).model_copy(update={"model": str(Path(root) / "models" / "smollm2-135m")})
@@ -300,9 +300,9 @@ program = resident_bytes()
 trainer = assemble(swarm, name, Path(place))
 shape = _shape(peer.model, peer)
 for _ in range(2):
-    many = sample(trainer.peer, list(range(6)))
+    many = sample(trainer.peer, list(range(4)))
     seconds_to_learn(trainer.peer, many.scored)
-lengths = [len(trainer.peer.member.prompt_ids[item]) for item in range(6)]
+lengths = [len(trainer.peer.member.prompt_ids[item]) for item in range(4)]
 longest = max(len(r) for group in many.own for r in group.rollouts)
 peak = peak_bytes(torch.device("cpu"))  # not ru_maxrss, which may hold that of the parent
 swarm = swarm.model_copy(update={"sampling": swarm.sampling.model_copy(update={"max_completion_length": longest})})

@@ -28,7 +28,8 @@ import ftis
 from ftis.check.preflight import sound
 from ftis.config import Recipe, RecipeError
 from ftis.engines import vllm, vllm_server
-from ftis.engines.handover import Copied, SamplerError, in_background
+from ftis.engines.handover import Copied, SamplerError
+from ftis.engines.machine import in_background
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import Stopping
 from ftis.policy import Policy

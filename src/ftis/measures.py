@@ -76,9 +76,8 @@ def round_record(
     metrics = {**about, **own_metrics(judged, update, end_ids, recipe.sampling.stop, recipe.training.num_iterations)}
     if len(recipe.peers) > 1:
         metrics.update(participation(judged, chosen, update, heard, recipe, own, about_peers))
-    elif recipe.training.overlap and judged.diagnostics is not None:
-        of_own = by_source(judged.diagnostics, torch.zeros(len(judged.rows), dtype=torch.int64), [own])[own]
-        of_own["dropped"] = float((~chosen.kept_R & (judged.advantage_R.numpy() != 0)).sum())
+    elif recipe.training.overlap:
+        of_own = weights_by_source(judged, chosen, update).get(own, {})
         metrics.update({peer_key(own, measure): value for measure, value in of_own.items()})
     return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
 
@@ -137,22 +136,14 @@ def participation(
 ) -> dict[str, Any]:
     """Metrics per peer: rollouts received, admitted, rejected by reason, kept and dropped, and importance weights."""
     batch, collected = judged.batch, heard.collected
-    summaries: dict[str, dict[str, float]] = {}
     kept_R, signal_R = chosen.kept_R, judged.advantage_R.numpy() != 0
-    if judged.diagnostics is not None:
-        source_R = torch.from_numpy(batch.source_N[judged.rows])
-        summaries = by_source(judged.diagnostics, source_R, batch.sources)
-    if update.diagnostics is not None:  # clipping depends on π_θ; the rest was fixed before
-        sources = torch.from_numpy(batch.source_N[update.rows])
-        for name, summary in by_source(update.diagnostics, sources, batch.sources).items():
-            summaries[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
+    weights = weights_by_source(judged, chosen, update)
     rejected = [*collected.rejections, *(r for admission in heard.admissions for r in admission.rejections)]
     counts = Counter(batch.source_N.tolist())
     passed_over = Counter(g.peer for admission in heard.admissions for g in admission.passed_over)
     for name in collected.offered_only:
         passed_over[name] += recipe.prompts_per_peer
     kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R & signal_R, strict=True) if kept)
-    judged_of = Counter(name for name, signal in zip(judged.source_names(), signal_R, strict=True) if signal)
     zero_N = judged.advantage_N.numpy() == 0
     keep_N = torch.tensor(judged.spread(kept_R.tolist(), True))  # selections see only rows that carry gradient
     metrics: dict[str, Any] = {}
@@ -169,7 +160,7 @@ def participation(
             "rejected": len(rejections),
             "zero_advantage": int(zero_N[batch.source_N == index].sum()),
             "kept": float(kept_of[name]),
-            "dropped": float(judged_of[name] - kept_of[name]),
+            "dropped": 0.0,
             "bytes": heard.sent_bytes if name == own else received,
         }
         if name in collected.waited:
@@ -188,7 +179,7 @@ def participation(
             of_peer[f"rejected/{rejection_reason}"] = count
         for rejection in rejections[:1]:
             of_peer["first_rejection"] = rejection.detail
-        of_peer.update(summaries.get(name, {}))
+        of_peer.update(weights.get(name, {}))
         of_peer.update(about_peers.get(name, {}))
         metrics.update({peer_key(name, measure): value for measure, value in of_peer.items()})
     foreign_R = ~batch.own_N[judged.rows]
@@ -197,6 +188,21 @@ def participation(
     nothing_to_learn = bool((~batch.own_N).any()) and not signal_R.any()
     metrics["foreign_used"], metrics["without_foreign"] = used, used == 0 and not nothing_to_learn
     return metrics
+
+
+def weights_by_source(judged: Judged, chosen: Chosen, update: Update) -> dict[str, dict[str, float]]:
+    """Importance weights, KLs, clipping and dropped rollouts of each source peer with judged rollouts."""
+    if judged.diagnostics is None:
+        return {}
+    batch, dropped_R = judged.batch, ~chosen.kept_R & (judged.advantage_R.numpy() != 0)
+    found = by_source(judged.diagnostics, torch.from_numpy(batch.source_N[judged.rows]), batch.sources)
+    for name, summary in found.items():
+        summary["dropped"] = float(dropped_R[[source == name for source in judged.source_names()]].sum())
+    if update.diagnostics is not None:  # clipping depends on π_θ; the rest was fixed before
+        sources = torch.from_numpy(batch.source_N[update.rows])
+        for name, summary in by_source(update.diagnostics, sources, batch.sources).items():
+            found[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
+    return found
 
 
 def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -> dict[str, Any]:

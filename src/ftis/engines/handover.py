@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ import torch
 
 from ftis.config import FtisError
 from ftis.engines.agreement import LARGEST_GAP, ROUNDED, Nats, Rows, plain_logps, rms, rounding
+from ftis.engines.machine import in_background
 from ftis.engines.stops import holds
 from ftis.policy import Policy
 from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
@@ -71,20 +71,6 @@ class CheckedRows(NamedTuple):
     rows: Rows
     engine_M: Nats
     learner_M: Nats
-
-
-def in_background(work: Callable[[], T], name: str) -> Future[T]:
-    """Do ``work`` in a thread of its own. Unlike a pool's, it does not keep the program from its end."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
 
 
 class Engine(Protocol):

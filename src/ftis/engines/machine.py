@@ -8,11 +8,14 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 SYSTEM = Path("/")
 """The directory below which Linux keeps ``proc`` and ``sys``."""
 
@@ -146,3 +149,17 @@ def return_freed_memory() -> None:
 
 def _of_glibc(function: str) -> Any:
     return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
+
+
+def in_background(work: Callable[[], T], name: str) -> Future[T]:
+    """Do ``work`` in a thread of its own. Unlike a pool's, it does not keep the program from its end."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ftis.engines.agreement import Rows
-from ftis.engines.handover import Completion, Engine, SamplerError, Written, in_background
+from ftis.engines.handover import Completion, Engine, SamplerError, Written
+from ftis.engines.machine import in_background
 from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints
 from ftis.sampling import Decoding

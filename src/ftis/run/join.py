@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis.admission import Collected
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import ArmConfig, Recipe, RecipeError, TaskConfig
-from ftis.engines.machine import cores
+from ftis.engines.machine import cores, in_background
 from ftis.environments.play import Player
 from ftis.member import Member
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
@@ -236,7 +237,6 @@ def join(
         identity = identity_directory(recipe, name)
         with (
             closing(trainer),
-            ThreadPoolExecutor(1, thread_name_prefix="exchange") as aside,
             in_network(member, tokenizer, place, identity, key, roster, log, stop.is_set) as network,
         ):
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
@@ -257,7 +257,7 @@ def join(
                 stop.is_set,
                 next_round,
                 # Messages arrive while the peer samples ahead.
-                lambda outgoing: arriving.append(aside.submit(network.offer_and_collect, outgoing)),
+                lambda sent: arriving.append(in_background(partial(network.offer_and_collect, sent), "exchange")),
             )
             with suppress(StopIteration):
                 next(rounds)
