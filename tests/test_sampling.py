@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ftis.config import PeerConfig, RecipeError, SamplingConfig
 from ftis.engines import slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
-from ftis.engines.decoder import FusedDecoder, StepGraph
+from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.generate import _generated, generate_sampler
 from ftis.engines.samplers import InPlace, open_sampler
 from ftis.engines.slots import SlotCache
@@ -723,20 +724,28 @@ def test_turns_that_go_on_are_those_that_are_read_again(
 def test_a_turn_reads_the_answer_and_the_token_before_it(
     tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, decoding, read = tiny_policy(), Decoding(5).keeping(), list[int]()
-    forward = policy.model.forward
-
-    def counted(**given: Any) -> Any:
-        read.append(given["input_ids"].shape[1])
-        return forward(**given)
-
-    monkeypatch.setattr(policy.model, "forward", counted)
+    """In one pass, by the weights that the turn before joined."""
+    policy, decoding, read, made = tiny_policy(), Decoding(5).keeping(), list[int](), list[FusedDecoder]()
+    assert fuses(policy.model)
+    monkeypatch.setattr(
+        FusedDecoder, "read", noted(FusedDecoder.read, lambda of, token_M, *_: read.append(len(token_M)))
+    )
+    monkeypatch.setattr(FusedDecoder, "__init__", noted(FusedDecoder.__init__, lambda of, *_: made.append(of)))
     groups = builtin_sampler(policy, PROMPTS, 2, decoding, 0)
     pairs = [(ids, rollout.completion_ids) for ids, group in zip(PROMPTS, groups, strict=True) for rollout in group]
     turns = [np.concatenate([*pair, answer]) for pair, answer in zip(pairs, rows_of([1, 3] * 6), strict=True)]
     builtin_sampler(policy, turns, 1, decoding, 0)
     builtin_sampler(policy, rows_of([8]), 1, decoding, 0)  # whose beginning nobody drew
-    assert read[-3:] == [9, 1 + 3, 8]
+    assert read == [len(turns) * (1 + 2)]
+    assert len(set(made)) == 1
+
+
+def noted(function: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*given: Any) -> Any:
+        note(*given)
+        return function(*given)
+
+    return wrapped
 
 
 def test_with_places_taken_over_tokens_are_drawn_as_often_as_they_are_probable() -> None:

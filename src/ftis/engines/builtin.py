@@ -189,19 +189,21 @@ class _Rows:
     def _prefill(self, chosen: Sequence[int]) -> Tensor:
         """Add groups of rows for prompts by index. Returns their logits."""
         prompts = [self.prompt_ids[i] for i in chosen]
-        input_PT, mask_PT = left_padded(prompts, self.policy.device)
-        length_P, longest = mask_PT.sum(-1), input_PT.shape[1]
+        longest = max(map(len, prompts))
         cache = SlotCache(self.policy.model, longest + self.steps)
-        position_PT = (mask_PT.long().cumsum(-1) - 1).clamp(min=0)
-        read = self._read_before(cache, prompts)
-        logits: Tensor = self.policy.model(
-            input_ids=input_PT[:, read:],
-            attention_mask=mask_PT.long() if bool((~mask_PT).any()) else None,
-            position_ids=position_PT[:, read:],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+        found = self.kept.find(prompts) if self.kept is not None else None
+        if found is None or self.kept is None:
+            logits = self._read(cache, prompts, 0)
+        else:
+            start_P = np.array([longest - len(ids) for ids in prompts])
+            known_P = start_P + np.array([n for _, _, n in found])
+            read = int(known_P.min() if self.decoder is None else known_P.max())
+            self.kept.put_into(cache, found, start_P.tolist(), read)
+            logits = (
+                self._read(cache, prompts, read)
+                if self.decoder is None
+                else self._read_on(self.decoder, cache, prompts, start_P, known_P)
+            )
         cache.map(lambda prompts: prompts.to(self.policy.compute_dtype))  # under autocast models keep keys in float32
         if self.repeats > 1:
             cache.map(lambda prompts: prompts.repeat_interleave(self.repeats, 0))
@@ -213,6 +215,7 @@ class _Rows:
             self.graph = None  # which holds the old keys and values
             cache.put_before(self.cache, span, width)
         self.cache = cache
+        length_P = torch.tensor([len(ids) for ids in prompts], device=self.policy.device)
         length_n = length_P.repeat_interleave(self.repeats)
         first = torch.tensor(chosen, device=self.policy.device) * self.repeats
         number_n = (first[:, None] + torch.arange(self.repeats, device=first.device)).flatten()
@@ -224,15 +227,32 @@ class _Rows:
         self._update_visible()
         return logits.repeat_interleave(self.repeats, 0)
 
-    def _read_before(self, cache: SlotCache, prompts: Sequence[Ints]) -> int:
-        """Fill the cache with what earlier turns have read of the prompts. Returns how many slots are filled."""
-        found = self.kept.find(prompts) if self.kept is not None else None
-        if self.kept is None or found is None:
-            return 0
-        longest = max(map(len, prompts))
-        read = longest - max(len(ids) - n for ids, (_, _, n) in zip(prompts, found, strict=True))
-        self.kept.put_into(cache, found, [longest - len(ids) for ids in prompts], read)
-        return read
+    def _read(self, cache: SlotCache, prompts: Sequence[Ints], read: int) -> Tensor:
+        """Fill a cache with prompts behind its first ``read`` slots. Returns their logits."""
+        input_PT, mask_PT = left_padded(prompts, self.policy.device)
+        position_PT = (mask_PT.long().cumsum(-1) - 1).clamp(min=0)
+        logits: Tensor = self.policy.model(
+            input_ids=input_PT[:, read:],
+            attention_mask=mask_PT.long() if bool((~mask_PT).any()) else None,
+            position_ids=position_PT[:, read:],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return logits
+
+    def _read_on(
+        self, decoder: FusedDecoder, cache: SlotCache, prompts: Sequence[Ints], start_P: Ints, known_P: Ints
+    ) -> Tensor:
+        """The same behind the slots that are ``known`` of each row: its other tokens alone are read."""
+        device, longest = self.policy.device, start_P[0] + len(prompts[0])
+        slots = [np.arange(known, longest) for known in known_P]
+        row_M, slot_M = np.repeat(np.arange(len(prompts)), longest - known_P), np.concatenate(slots)
+        token_M = np.concatenate([ids[known - longest :] for ids, known in zip(prompts, known_P, strict=True)])
+        each = (token_M.astype(np.int64), slot_M - start_P[row_M], row_M, slot_M)
+        token, position, row, slot = (torch.from_numpy(of_M).to(device) for of_M in each)
+        keys, values = cache.grown(longest - cache.get_seq_length())
+        return decoder.read(token, position, row, slot, keys, values, torch.from_numpy(start_P).to(device))
 
     def keep(self, rows: Tensor) -> None:
         """Keep keys and values of rows that leave the batch."""

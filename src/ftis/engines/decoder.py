@@ -145,38 +145,96 @@ class FusedDecoder:
             bias: [N, 1, 1, slots], 0 on slots that the row may attend to and −∞ elsewhere; None: 0 throughout.
             slot_1: the index of this token's slot, int64 [1]; None: the last one.
         """
-        n, n_query, n_turned = len(token_N), self.n_query, self.n_query + self.n_key
-        width, half = self.width, self.width // 2
-        x_NH = embedding(token_N, self.embedding)
-        if self.embedding_scale is not None:
-            x_NH = x_NH * self.embedding_scale.to(x_NH.dtype)
-        x_NH = x_NH.float()
-        turns = [(cos[position_N], sin[position_N]) for cos, sin in self.turns]
+        n, x_NH, turns = len(token_N), self._embedded(token_N), self._turned(position_N)
         for layer, key, value in zip(self.layers, keys, values, strict=True):
-            cos, sin = turns[layer.rotation]
-            qkv = layer.qkv(self._unit(x_NH)).view(n, -1, width)
-            turned = qkv[:, :n_turned]
-            if layer.q_norm is not None and layer.k_norm is not None:
-                query, of_key = self._unit(turned[:, :n_query]), self._unit(turned[:, n_query:])
-                turned = torch.cat([query * layer.q_norm, of_key * layer.k_norm], 1)
-            turned = torch.addcmul(turned * cos, turned.roll(half, -1), sin)
+            query, of_key, of_value = self._attending(layer, x_NH, turns)
             if slot_1 is None:
-                key.select(2, -1).copy_(turned[:, n_query:])
-                value.select(2, -1).copy_(qkv[:, n_turned:])
+                key.select(2, -1).copy_(of_key)
+                value.select(2, -1).copy_(of_value)
             else:
-                key.index_copy_(2, slot_1, turned[:, n_query:].to(key.dtype).unsqueeze(2))
-                value.index_copy_(2, slot_1, qkv[:, n_turned:].unsqueeze(2))
+                key.index_copy_(2, slot_1, of_key.to(key.dtype).unsqueeze(2))
+                value.index_copy_(2, slot_1, of_value.unsqueeze(2))
             # To attention, the queries of one key head are one row's queries at several places.
-            query = turned[:, :n_query].to(self.dtype).reshape(n, self.n_key, -1, width)
+            query = query.reshape(n, self.n_key, -1, self.width)
             seen = bias
             # A row's slots are in its tokens' order. A captured step attends to all slots: its rows fit the window.
             if layer.window is not None and slot_1 is None and key.shape[2] > layer.window:
                 key, value = key[:, :, -layer.window :], value[:, :, -layer.window :]
                 seen = None if bias is None else bias[..., -layer.window :]
-            attended = _attend(query, key, value, seen).reshape(n, -1)
-            x_NH = self._plus(x_NH, layer.out, attended, layer.out_norm)
-            gate, up = layer.gate_up(self._unit(x_NH)).chunk(2, -1)
-            x_NH = self._plus(x_NH, layer.down, self.activation(gate) * up, layer.down_norm)
+            x_NH = self._attended(layer, x_NH, _attend(query, key, value, seen).reshape(n, -1))
+        return self._logits(x_NH)
+
+    def read(
+        self,
+        token_M: Tensor,
+        position_M: Tensor,
+        row_M: Tensor,
+        slot_M: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        start_N: Tensor,
+    ) -> Tensor:
+        """Logits [N, V] after one or more tokens in each row, which may have different numbers of them.
+
+        Args:
+            position_M: as in :meth:`step`.
+            row_M, slot_M: each token's row and slot, in the order of both. The last token of a row is in the last slot.
+            start_N: each row's first slot.
+        """
+        slot_S = torch.arange(keys[0].shape[2], device=slot_M.device)
+        first = int(slot_M.min())
+        n, t, groups = len(start_N), len(slot_S) - first, self.n_query // self.n_key
+        at = row_M, slot_M - first
+        back_TS = slot_S[first:, None] - slot_S
+        bias = {}
+        for window in {layer.window for layer in self.layers}:
+            seen_NTS = (slot_S >= start_N[:, None, None]) & (back_TS >= 0) & (back_TS < (window or len(slot_S)))
+            zero = torch.zeros(seen_NTS.shape, dtype=self.dtype, device=slot_M.device)
+            bias[window] = zero.masked_fill(~seen_NTS, -torch.inf).repeat_interleave(groups, 1)[:, None]
+        x_MH, turns = self._embedded(token_M), self._turned(position_M)
+        for layer, key, value in zip(self.layers, keys, values, strict=True):
+            query, of_key, of_value = self._attending(layer, x_MH, turns)
+            key.transpose(1, 2)[row_M, slot_M] = of_key.to(key.dtype)
+            value.transpose(1, 2)[row_M, slot_M] = of_value
+            query_NT = query.new_zeros(n, t, *query.shape[1:])
+            query_NT[at] = query
+            by_head = query_NT.view(n, t, self.n_key, groups, -1).transpose(1, 2).reshape(n, self.n_key, t * groups, -1)
+            attended = _attend(by_head, key, value, bias[layer.window])
+            attended_NT = attended.view(n, self.n_key, t, groups, -1).transpose(1, 2).reshape(n, t, -1)
+            x_MH = self._attended(layer, x_MH, attended_NT[at])
+        return self._logits(x_MH[slot_M == len(slot_S) - 1])
+
+    def _embedded(self, token_N: Tensor) -> Tensor:
+        x_NH = embedding(token_N, self.embedding)
+        if self.embedding_scale is not None:
+            x_NH = x_NH * self.embedding_scale.to(x_NH.dtype)
+        return x_NH.float()
+
+    def _turned(self, position_N: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cosine and sine of the places, for each rotary embedding."""
+        return [(cos[position_N], sin[position_N]) for cos, sin in self.turns]
+
+    def _attending(
+        self, layer: _Layer, x_NH: Tensor, turns: Sequence[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's queries, keys and values [N, heads, width]."""
+        n_query, n_turned = self.n_query, self.n_query + self.n_key
+        cos, sin = turns[layer.rotation]
+        qkv = layer.qkv(self._unit(x_NH)).view(len(x_NH), -1, self.width)
+        turned = qkv[:, :n_turned]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, of_key = self._unit(turned[:, :n_query]), self._unit(turned[:, n_query:])
+            turned = torch.cat([query * layer.q_norm, of_key * layer.k_norm], 1)
+        turned = torch.addcmul(turned * cos, turned.roll(self.width // 2, -1), sin)
+        return turned[:, :n_query].to(self.dtype), turned[:, n_query:], qkv[:, n_turned:]
+
+    def _attended(self, layer: _Layer, x_NH: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after a layer, whose attention gave ``attended`` [N, heads · width]."""
+        x_NH = self._plus(x_NH, layer.out, attended, layer.out_norm)
+        gate, up = layer.gate_up(self._unit(x_NH)).chunk(2, -1)
+        return self._plus(x_NH, layer.down, self.activation(gate) * up, layer.down_norm)
+
+    def _logits(self, x_NH: Tensor) -> Tensor:
         return self.head((self._unit(x_NH) * self.norm).to(self.dtype))
 
     def _unit(self, x: Tensor) -> Tensor:
@@ -306,16 +364,22 @@ def _computes_the_same(model: Any) -> bool:
     model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
     pairs = [(layer.keys, layer.values) for layer in cache.layers]
     one_more = [[torch.cat([t, torch.zeros_like(t[:, :, :1])], 2).float() for t in pair] for pair in pairs]
-    at = {"position_ids": place_N[:, None], "past_key_values": cache, "use_cache": True}
-    expected = model(input_ids=ids[:, -1:], **at).logits[:, -1].float()
+    more = {"position_ids": place_N[:, None], "past_key_values": cache, "use_cache": True}
+    expected = model(input_ids=ids[:, -1:], **more).logits[:, -1].float()
     try:
         with torch.autocast(device.type, enabled=False):
-            decoder = FusedDecoder(model, torch.float32, place_N)
+            places = torch.cat([place_N, place_N.new_tensor([4])])
+            decoder, row_N = FusedDecoder(model, torch.float32, places), torch.arange(len(place_N), device=device)
             keys, values = zip(*one_more, strict=True)
-            found = decoder.step(ids[:, -1], torch.arange(len(place_N), device=device), keys, values, None)
+            found = decoder.step(ids[:, -1], row_N, keys, values, None)
+            # The first row reads its last token again, and each other row its last two.
+            row_M = row_N.repeat_interleave(2)[1:]
+            at = torch.stack([torch.full_like(row_N, len(place_N)), row_N], 1).flatten()[1:]
+            slot_M = torch.tensor([4, 5], device=device).repeat(len(place_N))[1:]
+            read = decoder.read(ids[:, -2:].flatten()[1:], at, row_M, slot_M, keys, values, torch.zeros_like(row_N))
     except (AttributeError, RuntimeError):
         return False
-    return within_tolerance(model, found, expected)
+    return within_tolerance(model, found, expected) and within_tolerance(model, read, expected)
 
 
 def _has_the_parts(layer: Any) -> bool:

@@ -219,10 +219,10 @@ class SlotCache(Cache):
 
         self.map(of)
 
-    def grown(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Use one more slot. Returns the used keys and values of each layer."""
+    def grown(self, by: int = 1) -> tuple[list[Tensor], list[Tensor]]:
+        """Use so many more slots. Returns the used keys and values of each layer."""
         for layer in self.slots:
-            layer.used += 1
+            layer.used += by
         used = self.get_seq_length()
         keys, values = self.all_slots()
         return [tensor[:, :, :used] for tensor in keys], [tensor[:, :, :used] for tensor in values]
@@ -284,22 +284,24 @@ class KeptRows:
         part_N, row_N, _ = np.array(found).T
         device = self.parts[0].start.device
         skipped = torch.tensor(skipped_N, device=device)
-        moves = []
+        n_heads, width = self.parts[0].layers[0][0].shape[1::2]
+        heads, moves = torch.arange(n_heads, device=device)[:, None], []
         for at, part in enumerate(self.parts):
             mine = torch.from_numpy(np.flatnonzero(part_N == at)).to(device)
             if len(mine):
-                rows = torch.from_numpy(row_N).to(device)[mine]
+                rows, most = torch.from_numpy(row_N).to(device)[mine], part.layers[0][0].shape[2]
                 slot = torch.arange(n, device=device) + (part.start[rows] - skipped[mine])[:, None]
-                moves.append((part, mine, rows[:, None], slot.clamp(0, part.layers[0][0].shape[2] - 1)))
+                line = (rows[:, None, None] * n_heads + heads) * most + slot.clamp(0, most - 1)[:, None]
+                moves.append((part, mine, line.flatten()))
         for number, layer in enumerate(cache.slots):
-            keys, values = (
-                first.new_zeros(len(found), first.shape[1], cache.capacity, first.shape[3])
-                for first in self.parts[0].layers[number]
-            )
-            for part, mine, rows, slot in moves:
-                for slots, source in zip((keys, values), part.layers[number], strict=True):
-                    slots[:, :, :n][mine] = source.transpose(1, 2)[rows, slot].transpose(1, 2)
-            layer.take(keys, values, n)
+            sides = []
+            for side in (0, 1):
+                slots = self.parts[0].layers[number][side].new_zeros(len(found), n_heads, cache.capacity, width)
+                for part, mine, line in moves:
+                    moved = part.layers[number][side].view(-1, width).index_select(0, line)
+                    slots[:, :, :n].index_copy_(0, mine, moved.view(len(mine), n_heads, n, width))
+                sides.append(slots)
+            layer.take(sides[0], sides[1], n)
 
 
 class KeptPart(NamedTuple):

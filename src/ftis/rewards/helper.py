@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import json
 import os
 import signal
@@ -182,8 +183,8 @@ def _sent_ahead(lines: Sequence[bytes]) -> Sequence[bytes]:
 
 def _hear(pipe: IO[bytes], lines: SimpleQueue[bytes]) -> None:
     """Read lines until the process ends, then put an empty one. A queue's time limit works on Windows too."""
-    with pipe:
-        while line := pipe.readline():
+    with io.BufferedReader(pipe) as buffered:  # type: ignore[type-var]  # the pipe itself is read byte by byte
+        while line := buffered.readline():
             lines.put(line)
     lines.put(b"")
 
