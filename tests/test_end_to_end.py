@@ -232,12 +232,9 @@ def by_round(records: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("way", "beta"), [("inline", 0.1), pytest.param("parallel", 0, marks=pytest.mark.slow)])
-def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(
-    workplace: Path, way: str, beta: float
-) -> None:
-    base = ["train", "recipe.toml", "--set", f"processes={way}", "--set", "training.save_every=3"]
-    base += ["--set", f"objective.beta={beta}"]
+def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workplace: Path) -> None:
+    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.save_every=3"]
+    base += ["--set", "objective.beta=0.1"]
     base += [part for key in ("train=lora", "lora_r=2") for part in ("--set", f"peers.b.{key}")]
     assert ftis(*base, "--set", "training.rounds=6", "--set", "name=whole") == 0
     assert ftis(*base, "--set", "training.rounds=3") == 0
@@ -247,7 +244,7 @@ def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(
     for peer in "ab":
         one, other = (place / "F-TIS" / peer / "checkpoint-6" for place in (whole, longer))
         assert all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
-        assert all(row.get("kl", 0) > 0 for row in read_jsonl(other.parent / "metrics.jsonl")) == (beta > 0)
+        assert all(row["kl"] > 0 for row in read_jsonl(other.parent / "metrics.jsonl"))
         evaluated = [row["step"] for row in read_jsonl(other.parent / "evaluations.jsonl") if row["split"][0] == "v"]
         assert evaluated == [0, 2, 3, 4, 6]
     assert json.loads((longer / "summary.json").read_text())["arms"]["F-TIS"]["a"]["rounds"] == 6
