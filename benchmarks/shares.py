@@ -34,7 +34,7 @@ from ftis.records.files import read_jsonl
 from ftis.sampling import Sampler
 
 EQUAL, GENERATIONS = 8, 12
-SLEEPS = dict(zip(NAMES, (1.0, 1.5, 3.0), strict=True))
+SLEEPS = dict(zip(NAMES, (2.0, 3.0, 6.0), strict=True))
 """Seconds of sleep for the completions of an equal share: speeds 3, 2 and 1."""
 MODELS = dict(zip(NAMES, ("small", "small-b", "small"), strict=True))
 ARMS = {"equal": (0, "equal"), "equal, overlap": (1, "equal"), "speed": (0, "speed"), "speed, overlap": (1, "speed")}
@@ -161,7 +161,7 @@ def reached(curve: Sequence[tuple[float, float]], accuracy: float) -> float | No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--seconds", type=float, default=150.0)
     given = parser.parse_args()
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for seed in given.seeds:

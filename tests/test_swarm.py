@@ -132,6 +132,40 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
         assert final[0].read_bytes() == final[1].read_bytes()
 
 
+SLOW = """
+import time
+from ftis.engines.builtin import open_sampler
+
+class Slow:
+    in_place = True
+    def __init__(self, policy, seconds):
+        self.draw, self.seconds = open_sampler(policy), seconds
+    def __call__(self, policy, prompt_ids, repeats, decoding, *rest):
+        time.sleep(0 if decoding.greedy else self.seconds * len(prompt_ids))
+        return self.draw(policy, prompt_ids, repeats, decoding, *rest)
+    def __getattr__(self, name):
+        return getattr(self.draw, name)
+"""
+
+
+def test_a_faster_peer_samples_more_for_everybody_where_shares_go_by_speed(place: Path) -> None:
+    """A joined peer's seconds become its statement, and the others' statements its number of prompts."""
+    (place / "slow_sampler.py").write_text(SLOW)
+    processes = {}
+    for name, seconds in {"a": 0.0, "b": 1.0, "c": 1.0}.items():
+        slow = ("--set", "sampling.sampler=slow_sampler.Slow", "--set", f"sampling.options.seconds={seconds}")
+        processes[name] = joined(place, name, *slow, "--set", 'training.share="speed"')
+    assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
+    rows = {name: metrics(place / "runs" / f"three-seed0-{name}", name) for name in "abc"}
+    prompts = {name: [row[f"peer/{name}/admitted"] // 4 for row in rows[name]] for name in "abc"}
+    assert [of[0] for of in prompts.values()] == [2, 2, 2]
+    assert max(prompts["a"]) > 2
+    for name in "abc":  # in lock-step all learn from what each has sampled, and nothing is rejected
+        for peer, sampled in prompts.items():
+            assert [row[f"peer/{peer}/admitted"] // 4 for row in rows[name]] == sampled
+            assert not any(row[f"peer/{peer}/rejected"] for row in rows[name])
+
+
 def test_a_finished_swarm_with_a_limit_is_extended_to_what_it_had_been_with_more_rounds(place: Path) -> None:
     limit = ["--set", "training.max_foreign_rollouts=4"]
     for rounds in ("2", "4"):
