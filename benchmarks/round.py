@@ -48,7 +48,7 @@ from round_swarm import Nobody, Recorded, Spent
 
 if TYPE_CHECKING:
     from ftis.config import Recipe
-    from ftis.trl.member import Link
+    from ftis.trl.swarm import Link
 
 STEPS = 4
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.4.6")

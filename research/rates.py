@@ -26,7 +26,7 @@ from ftis.check.formatting import counted, number
 from ftis.cli import Jobs, carry_out, for_seeds
 from ftis.comparison.results import finals
 from ftis.comparison.summary import accuracy_is
-from ftis.config import NAME_PATTERN, ArmConfig, ExperimentConfig, Recipe, TaskConfig
+from ftis.config import PEER_NAME, ArmConfig, ExperimentConfig, Recipe, TaskConfig
 from ftis.recipe.arms import RunError, arm_configs, arms_of, experiment_directory
 from ftis.recipe.parsing import matches
 from ftis.records.plan import EXPERIMENT, read_plan
@@ -101,7 +101,7 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
             )
         for multiple in times:
             name = trial_name(arm.name, multiple, peers)
-            if not re.fullmatch(NAME_PATTERN, name):
+            if not PEER_NAME.fullmatch(name):
                 raise RunError(
                     f"arm {arm.name!r}: {name!r} is too long a name for its runs, which have at most 64 letters: "
                     f"shorten the arm's"
@@ -160,7 +160,7 @@ def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
         return name
     whole = f"{name}-of-{'-'.join(peers)}"
     digest = hashlib.sha256(json.dumps(peers).encode()).hexdigest()[:6]
-    return whole if re.fullmatch(NAME_PATTERN, whole) else f"{name}-of-{len(peers)}-peers-{digest}"
+    return whole if PEER_NAME.fullmatch(whole) else f"{name}-of-{len(peers)}-peers-{digest}"
 
 
 def _multiplied(recipe: Recipe, peers: Sequence[str]) -> tuple[str, ...]:

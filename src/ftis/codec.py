@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ftis.config import NAME_PATTERN, FtisError
+from ftis.config import PEER_NAME, FtisError
 from ftis.rollouts import Floats, Group, Ints, Rollout
 from ftis.seams import FORMS, look_up
 
@@ -55,7 +55,6 @@ _FIXED = struct.Struct("<4sHBB16s16sddIII")
 _CHECKSUM = struct.Struct("<I")
 _OVERHEAD = 64  # counts, and the sizes of up to eight streams
 _U32 = 0xFFFF_FFFF
-_NAME = re.compile(NAME_PATTERN)
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 Integers = npt.NDArray[np.integer]
@@ -239,7 +238,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
         raise CodecError(f"peer name of {name_size} bytes: it has 1 to {LONGEST_NAME}")
     reader = Reader(data, _FIXED.size, end)
     peer = reader.take(name_size, "the peer's name").decode("latin-1")  # the pattern lets only ASCII through
-    if not _NAME.fullmatch(peer):
+    if not PEER_NAME.fullmatch(peer):
         raise CodecError(f"peer name {peer!r} is not letters, digits, '_', '.', '-'")
     if n > limits.max_groups:
         raise CodecError(f"{n} groups exceed the limit of {limits.max_groups}")
@@ -274,7 +273,7 @@ def _check_writable(header: Header, groups: tuple[Group, ...], rollouts: list[Ro
     for name, digest in (("run", header.run), ("tokenizer", header.tokenizer)):
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"header.{name} = {digest!r} is not 32 lower-case hex digits")
-    if not _NAME.fullmatch(header.peer):
+    if not PEER_NAME.fullmatch(header.peer):
         raise ValueError(f"header.peer = {header.peer!r} is not a peer's name (letters, digits, '_', '.', '-')")
     numbers = [("round", header.round), ("top_k", header.top_k), ("groups", len(groups))]
     for name, number in [*numbers, *(("item", group.item) for group in groups)]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal, Self
 
@@ -38,8 +39,8 @@ OneOrMore = Annotated[
     PlainSerializer(lambda value: value[0] if len(value) == 1 else list(value)),
 ]
 """A string, or several; a recipe writes one without brackets."""
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
-Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+PEER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+Name = Annotated[str, Field(pattern=f"^{PEER_NAME.pattern}$")]
 Positive = Annotated[int, Field(ge=1)]
 LARGEST_SHARE = 3
 """The most prompts of a peer, in equal shares, if shares go by speed."""

@@ -105,11 +105,11 @@ def conclude(directory: Path) -> None:
 
     study = read_study(directory)
     (run,) = study.runs.values()
-    found, notes = summary.summarise_run(run), troubles(study)
+    found, notes = summary.summarise(run), troubles(study)
     console.print(tables.closing_table(found))
     for note in notes:
         console.print(f"note: {visible(note)}")
-    compared = results.compare_study(study, notes)
+    compared = results.compare(study, notes)
     write_learning_curves(directory, compared)
     for line in [*headlines(compared), tables.whereabouts(directory, found)]:
         console.print(line)

@@ -32,7 +32,7 @@ MEASURED_BY: Any = {
 """The keys that decide an untrained model's accuracy."""
 
 
-def compare(directory: str | Path) -> dict[str, Any]:
+def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Compare the arms of an experiment (or of a single run) with each baseline; also written as ``results.json``.
 
     Accuracies are shares in 0 … 1; intervals are Student's t over seeds at 95 %; null stands for an unknown, such as
@@ -59,14 +59,14 @@ def compare(directory: str | Path) -> dict[str, Any]:
     notes               cautions
     ==================  ===================================================================================
 
+    Args:
+        records: a directory, or the records read from one.
+        notes: more cautions.
+
     Raises:
         RecordsError: neither an experiment nor a run is there, nothing was recorded yet, or a file is damaged.
     """
-    return compare_study(read_study(Path(directory)))
-
-
-def compare_study(study: Study, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The same, of records that were read, with more ``notes``."""
+    study = records if isinstance(records, Study) else read_study(Path(records))
     results = compared(study)
     results["notes"] += notes
     write_json(study.directory / "results.json", results)

@@ -13,8 +13,8 @@ from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_
 from ftis.rewards.scoring import is_graded
 
 
-def summarise(run: str | Path) -> dict[str, Any]:
-    """Summarise a run directory by arm and peer; also written there as ``summary.json``.
+def summarise(run: str | Path | Run) -> dict[str, Any]:
+    """Summarise a run, read or in its directory, by arm and peer; also written there as ``summary.json``.
 
     Accuracies are shares in 0 … 1: ``start`` before training, ``final`` by :func:`ftis.records.reading.final_accuracy`,
     ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` count the
@@ -24,11 +24,7 @@ def summarise(run: str | Path) -> dict[str, Any]:
     Raises:
         RecordsError: no run is there.
     """
-    return summarise_run(read_run(Path(run)))
-
-
-def summarise_run(run: Run) -> dict[str, Any]:
-    """The same, of a run that was read."""
+    run = run if isinstance(run, Run) else read_run(Path(run))
     recipe, arms = run.recipe, dict[str, Any]()
     for arm in arms_of(recipe):
         peers = {peer.name: run.peers[arm.name, peer.name] for peer in recipe.peers}

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftis.config import NAME_PATTERN, FtisError, Recipe
+from ftis.config import PEER_NAME, FtisError, Recipe
 from ftis.records.events import STAGES
 
 MAX_FACTS_BYTES = 64 * 1024
@@ -22,7 +21,6 @@ LONGEST_TEXT, MOST_PEERS = 64, 256
 """The most letters of a text, and the most names, that are taken from a status."""
 MODULES = {"reward_modules": "reward module", "task_modules": "task module"}
 """Facts that hold the digests of modules of the user's own, and how messages call one of these modules."""
-_NAME = re.compile(NAME_PATTERN)
 
 
 OF_SCRIPT = {
@@ -127,12 +125,12 @@ def read_status(data: bytes) -> dict[str, Any] | None:
         known = {name: seconds.get(name) for name in (*STAGES, "evaluating")}
         found["seconds"] = {k: float(v) for k, v in known.items() if isinstance(v, (int, float)) and 0 <= v < 1e9}
     if isinstance(live, list):
-        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and _NAME.fullmatch(name)]
+        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and PEER_NAME.fullmatch(name)]
     if isinstance(sources, dict):
         found["from"] = {
             name: {k: v for k, v in totals.items() if is_count(v)}
             for name, totals in list(sources.items())[:MOST_PEERS]
-            if isinstance(totals, dict) and _NAME.fullmatch(name)
+            if isinstance(totals, dict) and PEER_NAME.fullmatch(name)
         }
     return found
 

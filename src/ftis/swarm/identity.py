@@ -27,13 +27,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ftis.config import NAME_PATTERN, FtisError
+from ftis.config import PEER_NAME, FtisError
 
 Roster = Mapping[str, str]
 """Peer name -> public key, 64 lower-case hex digits."""
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(NAME_PATTERN)
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]{1,253}")
 _UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
 """The errors of reading a damaged PEM or one of another kind."""
@@ -102,7 +101,7 @@ def collect_roster(public_files: Iterable[Path]) -> dict[str, str]:
             public, _, name = path.read_text(encoding="ascii").strip().partition(" ")
         except (OSError, ValueError) as error:
             raise IdentityError(f"{path} cannot be read: {error}") from None
-        if not _HEX_KEY.fullmatch(public) or not _NAME.fullmatch(name):
+        if not _HEX_KEY.fullmatch(public) or not PEER_NAME.fullmatch(name):
             raise IdentityError(
                 f"{path} is not a public key (64 hex digits and a peer's name): give a .pub file of ftis keys new"
             )
@@ -139,7 +138,7 @@ def read_roster(path: Path) -> dict[str, str]:
     if set(document) != {"peers"} or not isinstance(peers, dict):
         raise IdentityError(f"{path}: a roster has one table, [peers], of names and public keys")
     for name, public in peers.items():
-        if not _NAME.fullmatch(name):
+        if not PEER_NAME.fullmatch(name):
             raise IdentityError(f"{path}: {name[:80]!r} is not a peer's name (letters, digits, '_', '.', '-')")
         if not isinstance(public, str) or not _HEX_KEY.fullmatch(public):
             shown = repr(public[:80]) if isinstance(public, str) else f"of type {type(public).__name__}"
@@ -242,7 +241,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not PEER_NAME.fullmatch(name):
         raise IdentityError(f"{name!r} is not a peer's name (letters, digits, '_', '.', '-')")
 
 

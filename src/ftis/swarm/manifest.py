@@ -21,7 +21,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis.config import NAME_PATTERN, FtisError
+from ftis.config import PEER_NAME, FtisError
 from ftis.swarm.facts import canonical
 from ftis.swarm.identity import public_hex, verify
 
@@ -31,7 +31,6 @@ MAX_BYTES = 1024 * 1024
 """The most bytes of a manifest: enough for 100,000 items or 3 GB of contents."""
 _CONTEXT = b"ftis manifest 1\0"
 _DIGEST, _RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
-_NAME = re.compile(NAME_PATTERN)
 
 
 class ManifestError(FtisError):
@@ -127,7 +126,7 @@ def parse(data: bytes) -> Manifest:
         raise ManifestError(f"manifest of version {version}, this ftis reads version {VERSION}: install the same")
     manifest = Manifest(
         run=_text(document, "run", _RUN),
-        peer=_text(document, "peer", _NAME),
+        peer=_text(document, "peer", PEER_NAME),
         round=_number(document, "round"),
         incarnation=_number(document, "incarnation"),
         size=_number(document, "size"),

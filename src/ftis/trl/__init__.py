@@ -19,11 +19,11 @@ from ftis.config import FtisError
 from ftis.version import extra
 
 if TYPE_CHECKING:
-    from ftis.trl.member import Swarm as Swarm
     from ftis.trl.ranks import end_processes as end_processes
+    from ftis.trl.swarm import Swarm as Swarm
     from ftis.trl.trainer import FTISTrainer as FTISTrainer
 
-_HOME = {"FTISTrainer": "trainer", "Swarm": "member", "end_processes": "ranks"}
+_HOME = {"FTISTrainer": "trainer", "Swarm": "swarm", "end_processes": "ranks"}
 
 TRIED = (1, 16)
 """The version of TRL that the tests ran with."""

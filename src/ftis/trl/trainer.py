@@ -63,9 +63,6 @@ from ftis.trl.episodes import Stage, factory_of
 from ftis.trl.member import (
     AloneError,
     HostPolicy,
-    Link,
-    Swarm,
-    adapted,
     alone_in_all_rounds,
     connected,
     member_for,
@@ -78,6 +75,7 @@ from ftis.trl.options import DIVISORS, OptionError, check_generation, check_opti
 from ftis.trl.problems import Problems, dataset_of, require_prompts, task_of
 from ftis.trl.ranks import Ranks
 from ftis.trl.rewards import place_of, sparing, without
+from ftis.trl.swarm import Link, Swarm, adapted
 
 STATE = "ftis.json"
 """A checkpoint's file with the exchange's cursor and the states of selections."""

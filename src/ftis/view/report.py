@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.check.formatting import counted
-from ftis.comparison.results import compare_study
+from ftis.comparison.results import compare
 from ftis.recipe.arms import Arm
 from ftis.records.files import write_whole
 from ftis.records.reading import ArmOfRun, Study, read_study
@@ -61,7 +61,7 @@ def write_page(directory: str | Path) -> Path:
     """
     directory = Path(directory)
     study = read_study(directory)
-    results = compare_study(study, of_arm.troubles(study))
+    results = compare(study, of_arm.troubles(study))
     compared = [
         *comparison.sections(study, results),
         Section("exchange", "What the peers took from each other", exchanges(study)),
