@@ -126,3 +126,13 @@ def test_the_doctor_says_of_each_gpu_whether_it_has_bfloat16(monkeypatch: pytest
     said = {name: found for name, _, found, _ in diagnose()}
     assert said["cuda:0"] == "T4, 16 GB, no bfloat16"
     assert said["cuda:1"] == "A100, 16 GB, bfloat16"
+
+
+def test_threads_sleep_soon_where_cores_are_shared_and_nothing_else_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for load, others, spins in ((4.0, {}, "1000"), (3.9, {}, None), (9.0, {"OMP_WAIT_POLICY": "ACTIVE"}, None)):
+        environment: dict[str, str] = dict(others)
+        monkeypatch.setattr(os, "environ", environment)
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        monkeypatch.setattr(machine, "cores", lambda: 4)
+        machine.share_cores()
+        assert environment.get("GOMP_SPINCOUNT") == spins

@@ -24,7 +24,7 @@ from ftis.config import (
     did_you_mean,
     nearest,
 )
-from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
+from ftis.engines.machine import keep_freed_memory, name_places_of_crashes, share_cores
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
 from ftis.recipe.parsing import load, ready_made, split_override
@@ -557,6 +557,7 @@ app.add_typer(cli_swarm.keys, name="keys")
 def main(arguments: list[str] | None = None) -> None:
     """Run the ``ftis`` command. Neither it nor a process that it starts looks for modules in the current directory."""
     os.environ["PYTHONSAFEPATH"] = "1"  # else multiprocessing's servers would, since Python starts them with -c
+    share_cores()
     keep_freed_memory()
     name_places_of_crashes()
     try:
