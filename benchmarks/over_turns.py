@@ -1,10 +1,12 @@
-"""What reading the row again costs in each turn of an environment's episodes, beside the tokens that are drawn.
+"""What the turns of an environment's episodes cost, beside the tokens that are drawn in them.
 
     python benchmarks/over_turns.py recipes/guess.toml
     python benchmarks/over_turns.py recipes/smollm2_calculator.toml --prompts 4 --repeats 2
 
-Processor seconds of the first peer's built-in sampler, by turn; the model is as it was before training. The last line
-is one JSON object.
+Processor seconds of the first peer's built-in sampler, by turn, and of playing, without the environment's own process;
+the model is as it was before training. Turns behind the first cost what they take in all, with playing, less their
+decoding steps and draws. A reading yields the first token's logits, so it counts as one step. The last line is one JSON
+object with this cost, and its ratio to all else, to all decoding and to the decoding of these turns.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ftis.engines import builtin
 from ftis.recipe.parsing import load
 from ftis.run.assembly import assemble
@@ -26,40 +30,45 @@ from ftis.run.assembly import assemble
 
 @dataclass
 class Meter:
-    """Processor seconds and tokens by turn."""
+    """Processor seconds, decoding steps, rows and tokens by turn."""
 
     reading: list[float] = field(default_factory=list)
-    drawing: list[float] = field(default_factory=list)
+    decoding: list[float] = field(default_factory=list)
+    besides: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    read: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
+    calls: int = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what prefilling takes."""
-        prefill = builtin._Rows._prefill
-
-        def timed(*arguments: Any) -> Any:
-            began = time.process_time()
-            try:
-                return prefill(*arguments)
-            finally:
-                self.read += time.process_time() - began
-
-        builtin._Rows._prefill = timed  # type: ignore[assignment, method-assign]
-        try:
+        """Note what prefilling, decoding steps and draws take."""
+        with pytest.MonkeyPatch.context() as patch:
+            for place, name in ((builtin._Rows, "_prefill"), (builtin._Rows, "step"), (builtin, "_draw")):
+                patch.setattr(place, name, self._noted(name, getattr(place, name)))
             yield
-        finally:
-            builtin._Rows._prefill = prefill  # type: ignore[method-assign]
+
+    def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            began = time.process_time()
+            found = function(*arguments)
+            self.spent[name] = self.spent.get(name, 0.0) + time.process_time() - began
+            self.calls += name == "step"
+            return found
+
+        return noted
 
     def around(self, sampler: Callable[..., Any]) -> Any:
         """A sampler that notes each call as a turn."""
 
         def timed(*arguments: Any) -> Any:
-            self.read, began = 0.0, time.process_time()
+            self.spent, self.calls, began = {}, 0, time.process_time()
             groups = sampler(*arguments)
-            self.reading.append(self.read)
-            self.drawing.append(time.process_time() - began - self.read)
+            self.reading.append(self.spent["_prefill"])
+            self.decoding.append(self.spent.get("step", 0.0) + self.spent["_draw"])
+            self.besides.append(time.process_time() - began - self.reading[-1] - self.decoding[-1])
+            self.steps.append(self.calls)
             self.rows.append(sum(map(len, groups)))
             self.tokens.append(sum(len(rollout) for group in groups for rollout in group))
             return groups
@@ -78,26 +87,35 @@ def main() -> None:
     recipe = load(options.recipe, overrides=["sampling.sampler=builtin"])
     with tempfile.TemporaryDirectory() as place:
         trainer = assemble(recipe, recipe.peers[options.peer].name, Path(place))
-        peer, of_rounds = trainer.peer, []
+        peer, of_rounds, whole = trainer.peer, [], 0.0
         for number in range(options.rounds):
             meter = Meter()
             timed = replace(peer, sampler=meter.around(peer.sampler))
+            began = time.process_time()
             with meter.watching():
                 timed.sample_items(range(options.prompts), options.repeats, number, "sample")
+            whole += time.process_time() - began if number else 0.0
             peer.agreed = timed.agreed
             of_rounds.append(meter)
         trainer.close()
-    print(f"{'turn':>5}{'rows':>7}{'tokens':>8}{'reading':>10}{'drawing':>10}")
-    for turn in range(max(len(meter.rows) for meter in of_rounds)):
-        have = [meter for meter in of_rounds[1:] if turn < len(meter.rows)]
-        columns = [sum(getattr(m, name)[turn] for m in have) for name in ("rows", "tokens", "reading", "drawing")]
-        print(f"{turn + 1:>5}{columns[0]:>7}{columns[1]:>8}{columns[2]:>10.3f}{columns[3]:>10.3f}")
-    again = sum(sum(meter.reading[1:]) for meter in of_rounds[1:])
-    rest = sum(sum(meter.drawing) + meter.reading[0] for meter in of_rounds[1:])
-    later = sum(sum(meter.drawing[1:]) for meter in of_rounds[1:])
-    print(
-        json.dumps({"reading_again": again, "all_else": rest, "ratio": again / rest, "of_later_turns": again / later})
-    )
+    kept, names = of_rounds[1:], ("rows", "tokens", "steps", "reading", "decoding", "besides")
+    print(f"{'turn':>5}" + "".join(f"{name:>10}" for name in names))
+    for turn in range(max(len(meter.rows) for meter in kept)):
+        sums = [sum(getattr(m, name)[turn] for m in kept if turn < len(m.rows)) for name in names]
+        print(f"{turn + 1:>5}" + "".join(f"{x:>10}" if isinstance(x, int) else f"{x:>10.3f}" for x in sums))
+    first = sum(m.reading[0] + m.decoding[0] + m.besides[0] for m in kept)
+    decoding = sum(sum(m.decoding) for m in kept)
+    later = sum(sum(m.decoding[1:]) for m in kept)
+    read_as_steps = sum(len(m.rows) - 1 for m in kept) * later / max(1, sum(sum(m.steps[1:]) for m in kept))
+    playing = whole - sum(sum(m.reading) + sum(m.decoding) + sum(m.besides) for m in kept)
+    cost = whole - first - later - read_as_steps
+    seconds = {"whole": whole, "playing": playing, "decoding_of_later_turns": later + read_as_steps, "cost": cost}
+    ratios = {
+        "to_all_else": cost / (whole - cost),
+        "to_all_decoding": cost / (decoding + read_as_steps),
+        "to_decoding_of_later_turns": cost / (later + read_as_steps),
+    }
+    print(json.dumps(seconds | ratios))
 
 
 if __name__ == "__main__":
