@@ -48,5 +48,5 @@ class Episodes(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the environment holds; it may be played again afterwards."""
+        """Release the environment's resources; it may be played again afterwards."""
         ...

@@ -54,7 +54,7 @@ class Peer:
     """One participant with its model.
 
     Attributes:
-        attack: changes what is offered; None for an honest peer.
+        attack: changes the groups that are offered; None for an honest peer.
         reference: log-probabilities of the model at the start, where β > 0.
         learning: whether optimiser steps were taken since the last round that was recorded.
         agreed: whether sampler, learner and a plain pass gave the first rollouts the same log-probabilities.
@@ -86,7 +86,7 @@ class Peer:
     def begin(self, round: int) -> Outgoing:
         """Sample and score this peer's groups. Returns its message.
 
-        The peer learns from its rollouts as sampled; wire precision and attack change only what the others get.
+        The peer learns from its rollouts as sampled; an attack changes the others' copy alone.
         """
         clock, drawn = Stopwatch(), self.ahead
         if drawn is None or drawn.round != round:

@@ -70,7 +70,7 @@ def _in_words(names: str, of: RoundBudget) -> str:
 
 
 def spent(study: Study, arm: Arm, peer: str) -> dict[str, Any]:
-    """Totals that one peer spent in one arm, means over seeds; None for what was not recorded."""
+    """Totals that one peer spent in one arm, means over seeds; None for a total that was not recorded."""
     return mean_spent([_spent(arm, study.peer(seed, arm.name, peer)) for seed in study.seeds])
 
 

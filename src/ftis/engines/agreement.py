@@ -83,7 +83,7 @@ class Gaps:
 
     @property
     def enough(self) -> float:
-        """The gap with which the fastest way is taken: in float32, what a learner takes for its own."""
+        """The gap up to which the fastest way is taken: in float32, that of log-probabilities which serve as π_old."""
         return LOGP_TOLERANCE if self.most[0] == LARGEST_GAP[torch.float32] else self.most[0]
 
     def refuse(self, policy: Policy, remedy: str = "") -> None:

@@ -97,7 +97,7 @@ class Engine(Protocol):
         """log softmax(logits) of each row's completion, at temperature 1."""
 
     def load(self, policy: Policy) -> None:
-        """Take over the policy's weights, and forget what was computed with earlier ones."""
+        """Take over the policy's weights, and forget all that earlier ones computed."""
 
     def close(self) -> None:
         """Free memory and files."""

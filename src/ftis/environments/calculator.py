@@ -1,4 +1,4 @@
-"""A calculator for word problems: it completes what a model calculates, as in ``12 * 7 =``."""
+"""A calculator for word problems: it completes a model's calculations, as ``12 * 7 =``."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class Player:
 
         Args:
             known: how many turns an earlier play has timed.
-            overdue: what it has found of all turns, as in :class:`~ftis.rollouts.Rollout`.
+            overdue: the finding of an earlier play on all turns, as in :class:`~ftis.rollouts.Rollout`.
         """
         turns = self.turns(drawn)
         if len(turns) > self.most_turns:

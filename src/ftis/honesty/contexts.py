@@ -23,7 +23,7 @@ Probabilities = npt.NDArray[np.float64]
 
 
 class Past:
-    """Two ways to predict a sender's next token from what it wrote before; each has at most 1 in all.
+    """Two ways to predict a sender's next token from its earlier ones; each gives at most 1 to all tokens.
 
     - ``written``: what followed the last two tokens, and the last one, in everything before;
     - ``raised``: the same in earlier messages' completions with Â > 0.
@@ -96,7 +96,7 @@ class Contexts:
             yield part
 
     def known(self, completions: Sequence[Ints]) -> Probabilities:
-        """q of each token of the completions, end to end, by what was counted before them. Nothing is counted."""
+        """q of each token of the completions, end to end, by earlier counts. Nothing is counted."""
         return _combined(*(self._known(table, keys) for table, keys in enumerate(_keys(completions))))
 
     def _of_part(self, completions: Sequence[Ints]) -> Probabilities:

@@ -114,7 +114,7 @@ class Sender:
             self.frequent.renumber(new_number)
 
     def state(self) -> Mapping[str, Any]:
-        """A JSON object, of which :meth:`of` makes another that goes on."""
+        """A JSON object from which :meth:`of` goes on."""
         parts = {name: getattr(self, name).state() for name in ("frequent", "past", "spellings")}
         raised = [ids.tolist() for ids in self.raised]
         return {**vars(self), **parts, "detector": asdict(self.detector), "raised": raised}

@@ -54,7 +54,7 @@ def _spelled(thing: Any, seen: list[Any]) -> str:
     """All that a function depends on except globals.
 
     Args:
-        seen: what is spelled already, or just being: a method with ``super()`` holds its class.
+        seen: objects that are spelled already, or just being: a method with ``super()`` holds its class.
     """
 
     def of(parts: Iterable[Any]) -> list[str]:

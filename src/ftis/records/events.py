@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run or an experiment was checked and begins; ``lines`` tell people what it is about to do."""
+    """A run or an experiment was checked and begins; ``lines`` tell people its plan."""
 
     kind: ClassVar[str] = "plan"
     lines: tuple[str, ...]

@@ -50,7 +50,7 @@ class Helper:
     Args:
         module: the program to run; it calls :func:`serve`.
         does: the helper's work, for errors.
-        needs: what the helper needs, for errors.
+        needs: the package of the helper, for errors.
         arguments: the program's own.
     """
 

@@ -1,6 +1,7 @@
 """Decisions on processes: which peers run in parallel, how many compute at a time, which share a base or a GPU.
 
-The sizes of models decide, so this module counts their parameters too."""
+The sizes of models decide, so this module counts their parameters too.
+"""
 
 from __future__ import annotations
 

@@ -103,7 +103,8 @@ def address() -> str:
 
 
 def check_endpoints(settings: NetworkConfig) -> None:
-    """
+    """Refuse endpoints that are none, and certificates that are not there.
+
     Raises:
         ExchangeError: an endpoint is no ``protocol/host:port``, or a file of certificates is missing.
     """
@@ -121,7 +122,8 @@ def check_endpoints(settings: NetworkConfig) -> None:
 
 
 def open_session(settings: NetworkConfig) -> zenoh.Session:
-    """
+    """A session of the engine, linked as the settings say.
+
     Raises:
         ExchangeError: an endpoint cannot be listened on or reached, or a certificate cannot be read.
     """
