@@ -107,6 +107,26 @@ def accuracy(run: Path, name: str, step: int) -> str:
     return next(f"{row['accuracy']:.3f}" for row in map(json.loads, lines) if row["step"] == step)
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_llama_cpps_converter_gets_a_whole_model_and_the_dtype(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converter, to = tmp_path / "convert_hf_to_gguf.py", tmp_path / "out"
+    (tmp_path / "conversion.py").touch()  # a part of the converter beside it
+    converter.write_text("import conversion, sys\nopen(sys.argv[5], 'w').write(' '.join(sys.argv[1:4]))\n")
+    given = [str(run), "--peer", name, "--to", str(to), "--dtype", "bfloat16", "--gguf", str(converter)]
+    if name == "b":
+        assert ftis("export", *given) == 2
+        assert not to.exists()
+        given.append("--merge")
+    assert ftis("export", *given) == 0
+    assert (to / "out.gguf").read_text() == f"{to} --outtype bf16"
+    converter.write_text("raise SystemExit('no such architecture')")
+    assert ftis("export", *given[:4], str(tmp_path / "more"), *given[5:]) == 1
+    assert "no such architecture" in capsys.readouterr().err
+    assert (tmp_path / "more" / "README.md").exists()
+
+
 def test_a_checkpoint_names_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = find(run, "b", step=2)
     assert find(named.checkpoint) == named

@@ -498,12 +498,18 @@ def export(
     dtype: Annotated[
         str, typer.Option(metavar="float32|bfloat16|float16", help="Of the weights; training has float32.")
     ] = "float32",
+    gguf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONVERTER",
+            exists=True,
+            dir_okay=False,
+            help="Add a GGUF file by llama.cpp's convert_hf_to_gguf.py.",
+        ),
+    ] = None,
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it too, as private.")] = None,
 ) -> None:
-    """Write a trained model as a directory with a model card.
-
-    transformers, vLLM and the converter of llama.cpp load it.
-    """
+    """Write a trained model as a directory with a model card, which transformers and vLLM load."""
     if dtype not in ("float32", *DTYPES):
         raise typer.BadParameter(f"--dtype {dtype}: take float32, {' or '.join(DTYPES)}")
     with busy(LOADING):
@@ -513,6 +519,8 @@ def export(
     found = exporting.find(run, peer, arm, step)
     place = to or Path("models") / f"{found.recipe.name}-seed{found.recipe.seed}-{found.arm}-{found.peer.name}"
     adapter = found.is_adapter and not merge
+    if adapter and gguf:
+        raise typer.BadParameter("--gguf: a GGUF file holds a whole model; add --merge")
     if adapter and push_to_hub:
         exporting.require_base_on_hub(found)
     with busy("writing the model"):
@@ -522,6 +530,10 @@ def export(
         console.print("it is a LoRA adapter, which needs its base; --merge and another --to make a model of both")
     elif dtype == "float32" and (of_base := exporting.dtype_of_base(found)) in DTYPES:
         console.print(f"its weights are in float32, and those of its base in {of_base}: --dtype {of_base} rounds them")
+    if gguf:
+        with busy("writing the GGUF file"):
+            file = exporting.to_gguf(place, gguf, dtype)
+        console.print(f"{file}, for llama.cpp")
     if push_to_hub:
         console.print(f"uploaded to {exporting.push(place, push_to_hub)}")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +167,31 @@ def sampling_defaults(directory: str, sampling: SamplingConfig) -> GenerationCon
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
     )
+
+
+def to_gguf(directory: Path, converter: Path, dtype: str) -> Path:
+    """Write an exported model as one GGUF file beside its other files, by llama.cpp's ``convert_hf_to_gguf.py``.
+
+    Args:
+        dtype: of the weights, as for :func:`write`.
+
+    Raises:
+        RunError: the converter fails.
+    """
+    file = directory / f"{directory.name}.gguf"
+    outtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
+    command = [sys.executable, str(converter), str(directory), "--outtype", outtype, "--outfile", str(file)]
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"
+    }  # its parts lie beside it
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode or not file.exists():
+        reason = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise RunError(
+            f"{directory} is written, and {converter} makes no GGUF file of it ({reason}): it needs "
+            f"pip install gguf sentencepiece, and a llama.cpp that knows this architecture"
+        )
+    return file
 
 
 def push(directory: Path, name: str) -> str:
