@@ -132,6 +132,23 @@ def test_requests_sent_ahead_are_answered_up_to_the_first_that_ends_helpers(
 
 
 @pytest.mark.usefixtures("fresh")
+def test_an_interrupt_leaves_no_answer_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-S", "-c", ANSWERS])
+    mine, read = Helper("", "answers", "nothing"), Helper._read_line
+    assert mine.ask({"n": 4}) == 4
+
+    def interrupted(*given: Any) -> Any:
+        monkeypatch.setattr(Helper, "_read_line", read)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Helper, "_read_line", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mine.ask_all([{"n": 5}, {"n": 6}])
+    assert mine.ask({"n": 7}) == 7
+    mine.stop()
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_helper_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for command, message in (
         (

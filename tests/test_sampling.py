@@ -721,6 +721,22 @@ def test_turns_that_go_on_are_those_that_are_read_again(
             prompts = [np.concatenate([ids, drawn.completion_ids, answer]) for (ids, drawn), answer in rows]
 
 
+def test_kept_keys_and_values_may_differ_in_heads_and_width() -> None:
+    """As those of DeepSeek's and Gemma 4's models do, from layer to layer too."""
+    shapes = [((2, 3), (2, 2)), ((1, 4), (1, 4))]
+    layers = [tuple(torch.rand(2, heads, 5, width) for heads, width in sides) for sides in shapes]
+    part = slots.KeptPart(torch.tensor([0, 1]), torch.tensor([1, 2]), layers)
+    rows = slots.KeptRows([part], rows_of([4, 3]))
+    taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+    layer: Any = SimpleNamespace(take=lambda keys, values, n: taken.append((keys, values)))
+    cache: Any = SimpleNamespace(slots=[layer, layer], capacity=6)
+    rows.put_into(cache, [(0, 1, 2), (0, 0, 3)], [1, 0], 3)
+    for kept, filled in zip(layers, taken, strict=True):
+        for held, put in zip(kept, filled, strict=True):
+            assert torch.equal(put[0, :, 1:3], held[1, :, 2:4])
+            assert torch.equal(put[1, :, :3], held[0, :, 1:4])
+
+
 def test_a_turn_reads_the_answer_and_the_token_before_it(
     tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

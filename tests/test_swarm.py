@@ -152,7 +152,7 @@ def test_a_faster_peer_samples_more_for_everybody_where_shares_go_by_speed(place
     """A joined peer's seconds become its statement, and the others' statements its number of prompts."""
     (place / "slow_sampler.py").write_text(SLOW)
     processes = {}
-    for name, seconds in {"a": 0.0, "b": 1.0, "c": 1.0}.items():
+    for name, seconds in {"a": 0.0, "b": 2.5, "c": 2.5}.items():
         slow = ("--set", "sampling.sampler=slow_sampler.Slow", "--set", f"sampling.options.seconds={seconds}")
         processes[name] = joined(place, name, *slow, "--set", 'training.share="speed"')
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}

@@ -152,12 +152,6 @@ class Reader:
         self.at += size
         return self.data[self.at - size : self.at]
 
-    def array(self, dtype: str, count: int) -> Integers:
-        """``count`` values of ``data``, not copied. The caller has checked that their bytes are there."""
-        values = np.frombuffer(self.data, dtype, count, self.at)
-        self.at += values.nbytes
-        return values
-
 
 class Form(NamedTuple):
     """A layout of the groups of a message.

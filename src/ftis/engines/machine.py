@@ -129,8 +129,11 @@ def share_cores() -> None:
     two shared cores layers took 15 times as long and more. On cores of its own spinning is faster. The setting holds
     for this process and those that it starts, if torch is not loaded yet, and leaves a user's settings as they are.
     """
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] >= cores() and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    with suppress(AttributeError, OSError):  # the system tells no load
+        if (
+            os.getloadavg()[0] >= (os.cpu_count() or 1) and "OMP_WAIT_POLICY" not in os.environ
+        ):  # the load is of all cores
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def keep_freed_memory() -> None:

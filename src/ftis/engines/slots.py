@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -284,21 +285,29 @@ class KeptRows:
         part_N, row_N, _ = np.array(found).T
         device = self.parts[0].start.device
         skipped = torch.tensor(skipped_N, device=device)
-        n_heads, width = self.parts[0].layers[0][0].shape[1::2]
-        heads, moves = torch.arange(n_heads, device=device)[:, None], []
+        moves = []
         for at, part in enumerate(self.parts):
             mine = torch.from_numpy(np.flatnonzero(part_N == at)).to(device)
             if len(mine):
-                rows, most = torch.from_numpy(row_N).to(device)[mine], part.layers[0][0].shape[2]
+                rows = torch.from_numpy(row_N).to(device)[mine]
                 slot = torch.arange(n, device=device) + (part.start[rows] - skipped[mine])[:, None]
-                line = (rows[:, None, None] * n_heads + heads) * most + slot.clamp(0, most - 1)[:, None]
-                moves.append((part, mine, line.flatten()))
+                moves.append((part, mine, rows[:, None, None], slot[:, None]))
+
+        @functools.cache
+        def lines(move: int, n_heads: int, most: int) -> Tensor:
+            """The places of a part's slots in keys or values of ``n_heads`` heads and ``most`` slots."""
+            _, _, rows, slot = moves[move]
+            heads = torch.arange(n_heads, device=device)[:, None]
+            return ((rows * n_heads + heads) * most + slot.clamp(0, most - 1)).flatten()
+
         for number, layer in enumerate(cache.slots):
             sides = []
             for side in (0, 1):
+                n_heads, width = self.parts[0].layers[number][side].shape[1::2]  # of keys and values, and of layers
                 slots = self.parts[0].layers[number][side].new_zeros(len(found), n_heads, cache.capacity, width)
-                for part, mine, line in moves:
-                    moved = part.layers[number][side].view(-1, width).index_select(0, line)
+                for move, (part, mine, _, _) in enumerate(moves):
+                    held = part.layers[number][side]
+                    moved = held.view(-1, width).index_select(0, lines(move, n_heads, held.shape[2]))
                     slots[:, :, :n].index_copy_(0, mine, moved.view(len(mine), n_heads, n, width))
                 sides.append(slots)
             layer.take(sides[0], sides[1], n)

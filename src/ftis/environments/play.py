@@ -31,6 +31,8 @@ OVERDUE = "no answer in time"
 """Stands in a completion's text for the answer to a turn that took the environment too long."""
 REMEMBERED = 1024
 """How many answers' tokens a player remembers."""
+LONGEST_REMEMBERED = 2000
+"""The most characters of such an answer."""
 LETTERS = 64
 """The most characters of an answer, for each token of a completion. A longer one has no room, and is not tokenised."""
 
@@ -312,7 +314,13 @@ class Player:
     @cached_property
     def _ids(self) -> Callable[[tuple[tuple[tuple[str, Any], ...], ...], bool], Ints]:
         """:meth:`_written`, some of it remembered: an episode is played again in each turn, and answers are alike."""
-        return lru_cache(REMEMBERED)(self._written)
+        remembered = lru_cache(REMEMBERED)(self._written)
+
+        def ids(answers: tuple[tuple[tuple[str, Any], ...], ...], inline: bool) -> Ints:
+            length = sum(len(str(value)) for answer in answers for _, value in answer)
+            return (remembered if length <= LONGEST_REMEMBERED else self._written)(answers, inline)
+
+        return ids
 
     def _written(self, answers: tuple[tuple[tuple[str, Any], ...], ...], inline: bool) -> Ints:
         """The tokens between a turn and the next. ``inline``: a stop string ended the turn."""

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -33,8 +33,8 @@ WALL_SECONDS = 30.0
 START_SECONDS = 120.0
 """Limit on the helper's start."""
 MEMORY_BYTES = 2 << 30
-SENT_AHEAD = 2**14
-"""The most bytes of several requests that are sent before the first is answered: the least that a pipe holds."""
+SENT_AHEAD = 2**12
+"""The most bytes of several requests that are sent before the first is answered: as many as any system's pipe holds."""
 
 Judge = Callable[[dict[str, Any]], Any]
 """A request → a verdict; both survive JSON."""
@@ -77,7 +77,7 @@ class Helper:
         Some are sent ahead: waking a process for each takes longer than a short answer.
         """
         lines, verdicts, ended = [json.dumps(request).encode() + b"\n" for request in requests], list[Any](), 0
-        with self._lock:
+        with self._lock, self._whole():
             while len(verdicts) < len(lines):
                 process = self._running()
                 together = _sent_ahead(lines[len(verdicts) :])
@@ -96,6 +96,15 @@ class Helper:
                         self._stop()
                         break
         return verdicts
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Stop the process if an exception leaves requests unanswered: later ones would read their verdicts."""
+        try:
+            yield
+        except BaseException:
+            self._stop()
+            raise
 
     def command(self) -> list[str]:
         # -P: a file in the working directory that is named like a library must not be imported instead of it.

@@ -120,7 +120,7 @@ def load(
 
 
 def unfinished(peer: Peer) -> bytes:
-    """The groups of the round to finish next: which last turns were overdue as a line of JSON, then a message.
+    """The groups of the round to finish next: a line of JSON with what no message says of them, then a message.
 
     Empty if the present weights would draw them again.
     """
@@ -130,7 +130,8 @@ def unfinished(peer: Peer) -> bytes:
     header = replace(peer.member.header, round=drawn.round)
     groups = tuple(scored.group for scored in drawn.own)
     overdue = [[rollout.overdue for rollout in group.rollouts] for group in groups]
-    return json.dumps(overdue).encode() + b"\n" + encode(Message(header, groups))
+    line = json.dumps({"overdue": overdue, "seconds": drawn.seconds}).encode()
+    return line + b"\n" + encode(Message(header, groups))
 
 
 def go_on(peer: Peer, directory: Path, step: int) -> None:
@@ -140,13 +141,15 @@ def go_on(peer: Peer, directory: Path, step: int) -> None:
     """
     path, admitter = checkpoint_path(directory, step) / "trainer_state" / UNFINISHED, peer.member.admitter
     if path.exists():
-        overdue, _, message = path.read_bytes().partition(b"\n")
-        found = zip(decode(message, admitter.terms.limits).groups, json.loads(overdue), strict=True)
+        line, _, message = path.read_bytes().partition(b"\n")
+        with _errors_named(path.parents[1]):
+            unsaid = json.loads(line)
+            found = list(zip(decode(message, admitter.terms.limits).groups, unsaid["overdue"], strict=True))
         groups = [
             replace(group, rollouts=tuple(replace(r, overdue=o) for r, o in zip(group.rollouts, of_group, strict=True)))
             for group, of_group in found
         ]
-        peer.ahead = Drawn(step, [admitter.score_group(group) for group in groups], staleness=1)
+        peer.ahead = Drawn(step, [admitter.score_group(group) for group in groups], 1, unsaid["seconds"])
 
 
 def hand_over(source: Policy, target: Policy) -> None:

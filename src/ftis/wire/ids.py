@@ -1,4 +1,4 @@
-"""Groups of token ids, in two to four and a half bytes a token.
+"""Groups of token ids, in two to five bytes a token.
 
     size  type      field
     4     u32       R, rollouts of all groups
