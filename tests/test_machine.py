@@ -133,6 +133,6 @@ def test_threads_sleep_soon_where_cores_are_shared_and_nothing_else_is_set(monke
         environment: dict[str, str] = dict(others)
         monkeypatch.setattr(os, "environ", environment)
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        monkeypatch.setattr(machine, "cores", lambda: 4)
+        monkeypatch.setattr(os, "cpu_count", lambda: 4)
         machine.share_cores()
         assert environment.get("GOMP_SPINCOUNT") == spins

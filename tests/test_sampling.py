@@ -723,8 +723,10 @@ def test_turns_that_go_on_are_those_that_are_read_again(
 
 def test_kept_keys_and_values_may_differ_in_heads_and_width() -> None:
     """As those of DeepSeek's and Gemma 4's models do, from layer to layer too."""
-    shapes = [((2, 3), (2, 2)), ((1, 4), (1, 4))]
-    layers = [tuple(torch.rand(2, heads, 5, width) for heads, width in sides) for sides in shapes]
+    layers = [
+        (torch.rand(2, heads, 5, keys), torch.rand(2, heads, 5, values))
+        for heads, keys, values in ((2, 3, 2), (1, 4, 4))
+    ]
     part = slots.KeptPart(torch.tensor([0, 1]), torch.tensor([1, 2]), layers)
     rows = slots.KeptRows([part], rows_of([4, 3]))
     taken: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -130,9 +130,8 @@ def share_cores() -> None:
     for this process and those that it starts, if torch is not loaded yet, and leaves a user's settings as they are.
     """
     with suppress(AttributeError, OSError):  # the system tells no load
-        if (
-            os.getloadavg()[0] >= (os.cpu_count() or 1) and "OMP_WAIT_POLICY" not in os.environ
-        ):  # the load is of all cores
+        busy = os.getloadavg()[0] >= (os.cpu_count() or 1)  # the load is of all cores, whichever this process may use
+        if busy and "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
