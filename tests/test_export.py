@@ -112,9 +112,10 @@ def test_llama_cpps_converter_gets_a_whole_model_and_the_dtype(
     name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     converter, to = tmp_path / "convert_hf_to_gguf.py", tmp_path / "out"
+    given = [str(run), "--peer", name, "--to", str(to), "--dtype", "bfloat16", "--gguf", str(converter)]
+    assert ftis("export", *given, "--merge") == 2  # there is no converter
     (tmp_path / "conversion.py").touch()  # a part of the converter beside it
     converter.write_text("import conversion, sys\nopen(sys.argv[5], 'w').write(' '.join(sys.argv[1:4]))\n")
-    given = [str(run), "--peer", name, "--to", str(to), "--dtype", "bfloat16", "--gguf", str(converter)]
     if name == "b":
         assert ftis("export", *given) == 2
         assert not to.exists()

@@ -502,8 +502,6 @@ def export(
         Path | None,
         typer.Option(
             metavar="CONVERTER",
-            exists=True,
-            dir_okay=False,
             help="Add a GGUF file by llama.cpp's convert_hf_to_gguf.py.",
         ),
     ] = None,
@@ -519,6 +517,8 @@ def export(
     found = exporting.find(run, peer, arm, step)
     place = to or Path("models") / f"{found.recipe.name}-seed{found.recipe.seed}-{found.arm}-{found.peer.name}"
     adapter = found.is_adapter and not merge
+    if gguf and not gguf.is_file():
+        raise typer.BadParameter(f"--gguf {gguf}: no such file; it is llama.cpp's convert_hf_to_gguf.py")
     if adapter and gguf:
         raise typer.BadParameter("--gguf: a GGUF file holds a whole model; add --merge")
     if adapter and push_to_hub:
