@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import signal
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from test_prompting import CHATML
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor
-from toys_of_turns import Echo, Slow
+from toys_of_turns import Echo, Priceless, Slow
 from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
@@ -353,6 +354,14 @@ def test_an_environment_that_answers_otherwise_the_second_time_is_named() -> Non
     judge = Admitter(dataclasses.replace(TERMS, prompts=[ASKED]), score, play.detokenize, episodes=play)
     with pytest.raises(EpisodeError, match="other answers"):
         judge.score_group(Group("ada", 0, 0, (own, own)))
+
+
+@pytest.mark.parametrize("reward", [None, True, "1", math.nan, math.inf])
+def test_a_reward_that_is_no_finite_number_is_named(reward: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Priceless, "reward", reward)
+    play = player("toys_of_turns.Priceless", apart=False)
+    with pytest.raises(EpisodeError, match=f"returned {reward!r}"):
+        play(ASKED, ids_of(play, "7<eos>"))
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

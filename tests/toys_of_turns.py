@@ -18,6 +18,15 @@ class Echo:
         return None if text in ("", self.answer) else f"{text}!"
 
 
+class Priceless(Echo):
+    """An environment whose reward a test sets."""
+
+    reward: object = None
+
+    def get_reward(self) -> object:
+        return self.reward
+
+
 class Wallet:
     """An environment with tools."""
 

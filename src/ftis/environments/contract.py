@@ -179,12 +179,13 @@ class Environment:
             answers.append(found if sum(len(one["content"]) for one in found) <= most else [])
             if not answers[-1]:
                 break
-        reward = self._call("get_reward", self.instance.get_reward) if self.owns_reward else None
-        if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float))):
-            raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward!r:.80}; return a number")
-        if reward is not None and not math.isfinite(reward):
-            raise EpisodeError(f"task.environment {self.path!r}: get_reward returned {reward}; return a finite number")
-        return Transcript(observation, answers, reward if reward is None else float(reward))
+        if not self.owns_reward:
+            return Transcript(observation, answers, None)
+        reward = self._call("get_reward", self.instance.get_reward)
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+            said = f"get_reward returned {reward!r:.80}; return a finite number"
+            raise EpisodeError(f"task.environment {self.path!r}: {said}")
+        return Transcript(observation, answers, float(reward))
 
     def _in_time(self, text: str) -> list[Message] | None:
         """The answers to a turn; None if it takes too long. A call into a library that does not return ends with its

@@ -76,8 +76,15 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
                 f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
                 f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
             ) from None
-    remarks = look_at_prompts(arms, of_arms) if prompts else []
+    remarks = [*_of_environment(arms[0].recipe.task), *look_at_prompts(arms, of_arms)] if prompts else []
     return Checked([with_exchange(arm) for arm in arms], of_arms[0], remarks)
+
+
+def _of_environment(config: TaskConfig) -> list[str]:
+    """A remark on an environment without a reward, which a forgotten or misspelt method makes."""
+    if config.environment is None or open_environment(config.environment, apart=False).owns_reward:
+        return []
+    return [f"task.environment {config.environment!r} has no get_reward: the recipe's reward scores whole completions"]
 
 
 def _check_place(directory: Path) -> None:
