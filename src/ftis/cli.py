@@ -507,7 +507,10 @@ def export(
     ] = None,
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it too, as private.")] = None,
 ) -> None:
-    """Write a trained model as a directory with a model card, which transformers and vLLM load."""
+    """Write a trained model as a directory with a model card.
+
+    transformers, vLLM and the converter of llama.cpp load it.
+    """
     if dtype not in ("float32", *DTYPES):
         raise typer.BadParameter(f"--dtype {dtype}: take float32, {' or '.join(DTYPES)}")
     with busy(LOADING):
