@@ -9,6 +9,7 @@ from statistics import median_high
 from typing import Any
 
 import pytest
+from commands import ftis
 from hypothesis import given
 from hypothesis import strategies as st
 from round_table import Table
@@ -242,7 +243,9 @@ def test_a_limit_takes_the_first_ones_since_others_may_not_come(models: dict[str
     assert ForeignLimit(recipe, "a").wanted("b", 2, items) == items[:2]
 
 
-def test_the_share_is_agreed_and_has_its_place(models: dict[str, Path], tmp_path: Path) -> None:
+def test_the_share_is_agreed_and_has_its_place(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     equal, speed = (recipe_of(models, tmp_path, share) for share in ("equal", "speed"))
     assert run_id(agreement(equal, "", 1)) != run_id(agreement(speed, "", 1))
     assert "share" not in agreement(equal, "", 1), "runs of before are the same runs"
@@ -250,3 +253,7 @@ def test_the_share_is_agreed_and_has_its_place(models: dict[str, Path], tmp_path
         recipe_of(models, tmp_path, mode="horizontal")
     with pytest.raises(RunError, match="ftis join"):
         run(speed)
+    for also in ((), ("--seeds", "2")):
+        given = ("train", "recipes/demo_three.toml", "--dry-run", "--set", 'training.share="speed"', *also)
+        assert ftis(*given) == 1, "a dry run refuses as the run does"
+        assert "ftis join" in capsys.readouterr().err

@@ -380,7 +380,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
         from ftis.engines.machine import cores
         from ftis.recipe.arms import experiment_directory
         from ftis.run import experiments
-        from ftis.run.prepare import check
+        from ftis.run.prepare import check_to_train
         from ftis.view.progress import Display
 
     arms, directory = arms_of(recipe), experiment_directory(recipe)
@@ -392,7 +392,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     display = Display(console)
     with display.live():
         display(Planned((CHECKING,)))
-        checked = check(arms)
+        checked = check_to_train(arms)
         display(Planned((*problems(checked.tasks), *remarks(checked), *rates(arms))))
         finished = experiments.run_experiment(recipe, wanted, at_a_time, display, checked=checked)
     if not finished:
@@ -413,10 +413,10 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...]) -> None:
     with busy(LOADING) as doing:
         from ftis.check.estimate import estimate
         from ftis.check.plan import plan
-        from ftis.run.prepare import check
+        from ftis.run.prepare import check_to_train
 
         doing(CHECKING)
-        checked = check(arms_of(recipe, only))
+        checked = check_to_train(arms_of(recipe, only))
         lines = plan(checked, arms_of(recipe))
         doing(MEASURING)
         lines += estimate(checked.arms)

@@ -34,7 +34,7 @@ from ftis.run.assembly import examine
 from ftis.run.evaluate import EvalSamples, Evaluation, Exam
 from ftis.run.join import join as join_swarm
 from ftis.run.join import ready
-from ftis.run.prepare import check
+from ftis.run.prepare import check, check_to_train
 from ftis.run.prompting import require_fit
 from ftis.run.runs import run
 from ftis.run.workers import Stop, interrupts
@@ -217,7 +217,7 @@ def train(
     """
     loaded = load(recipe, overrides, **keys)
     with _shown(quiet, say) as shown:
-        checked = check(arms_of(loaded, (only,) if isinstance(only, str) and only else tuple(only)))
+        checked = check_to_train(arms_of(loaded, (only,) if isinstance(only, str) and only else tuple(only)))
         shown(Planned(tuple(plan(checked, arms_of(loaded)))))
         finished = run(loaded, resume=resume, overwrite=overwrite, say=shown, stop=stop, checked=checked)
     return Results(run_directory(loaded), finished)

@@ -303,8 +303,9 @@ class KeptRows:
         for number, layer in enumerate(cache.slots):
             sides = []
             for side in (0, 1):
-                n_heads, width = self.parts[0].layers[number][side].shape[1::2]  # of keys and values, and of layers
-                slots = self.parts[0].layers[number][side].new_zeros(len(found), n_heads, cache.capacity, width)
+                like = self.parts[0].layers[number][side]  # keys and values differ in shape, and so do layers
+                n_heads, width = like.shape[1::2]
+                slots = like.new_zeros(len(found), n_heads, cache.capacity, width)
                 for move, (part, mine, _, _) in enumerate(moves):
                     held = part.layers[number][side]
                     moved = held.view(-1, width).index_select(0, lines(move, n_heads, held.shape[2]))

@@ -20,7 +20,7 @@ from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment
 from ftis.records.events import JobEnded, JobsKnown, Say, placed, unheard
 from ftis.records.plan import EXPERIMENT, read_plan, write_experiment
 from ftis.run.outlook import guess_seconds
-from ftis.run.prepare import Checked, check
+from ftis.run.prepare import Checked, check_to_train
 from ftis.run.processes import known_parameters
 from ftis.run.provenance import claim, provenance
 from ftis.run.runs import is_finished, resume_step, run
@@ -72,7 +72,7 @@ def run_experiment(
     directory = experiment_directory(recipe)
     stop = threading.Event()
     check_baselines(recipe)
-    tasks = (checked or check(arms_of(recipe))).tasks
+    tasks = (checked or check_to_train(arms_of(recipe))).tasks
     every = {*_seeds_before(directory), *seeds}  # earlier seeds are of this recipe too
     for seeded in _runs(recipe, sorted(every)):
         claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)

@@ -181,9 +181,8 @@ def to_gguf(directory: Path, converter: Path, dtype: str) -> Path:
     file = directory / f"{directory.name}.gguf"
     outtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
     command = [sys.executable, str(converter), str(directory), "--outtype", outtype, "--outfile", str(file)]
-    environment = {
-        key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"
-    }  # its parts lie beside it
+    # The converter imports its parts from beside it, which this program's processes may not.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode or not file.exists():
         reason = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]

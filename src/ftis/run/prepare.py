@@ -80,11 +80,26 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
     return Checked([with_exchange(arm) for arm in arms], of_arms[0], remarks)
 
 
+def check_to_train(arms: list[Arm], prompts: bool = True) -> Checked:
+    """:func:`check` of arms whose peers are all trained here.
+
+    Raises:
+        RunError: their shares go by speed, which peers measure and state over a network alone.
+    """
+    if any(swarm.training.share == "speed" and len(swarm.peers) > 1 for arm in arms for swarm in arm.swarms):
+        raise RunError('training.share = "speed" is for ftis join: here, set training.share = "equal"')
+    return check(arms, prompts)
+
+
 def _of_environment(config: TaskConfig) -> list[str]:
     """A remark on an environment without a reward, which a forgotten or misspelt method makes."""
-    if config.environment is None or open_environment(config.environment, apart=False).owns_reward:
+    if config.environment is None or _owns_reward(config.environment):
         return []
     return [f"task.environment {config.environment!r} has no get_reward: the recipe's reward scores whole completions"]
+
+
+def _owns_reward(environment: str) -> bool:
+    return open_environment(environment, apart=False).owns_reward
 
 
 def _check_place(directory: Path) -> None:
@@ -115,7 +130,7 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
         )
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:
-        owned = config.environment is not None and open_environment(config.environment, apart=False).owns_reward
+        owned = config.environment is not None and _owns_reward(config.environment)
         for part in () if owned else parts_of(score):
             require_columns(part, task.validation[0], config.name)
             require_rewardable(part, task.train, f"task {config.name!r}, training problem")

@@ -34,7 +34,7 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, open_trackers
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.prepare import Checked, check
+from ftis.run.prepare import Checked, check_to_train
 from ftis.run.processes import (
     SMALL,
     computing_at_a_time,
@@ -101,10 +101,8 @@ def run(
     stop = stop or threading.Event()
     if checked is None:
         arms = arms_of(recipe, only)
-        checked = check([arm.part_of(peer) for arm in arms] if peer else arms, prompts=not peer)
+        checked = check_to_train([arm.part_of(peer) for arm in arms] if peer else arms, prompts=not peer)
     arms, tasks, _ = checked
-    if any(swarm.training.share == "speed" and len(swarm.peers) > 1 for arm in arms for swarm in arm.swarms):
-        raise RunError('training.share = "speed" is for ftis join: here, set training.share = "equal"')
     try:
         if overwrite:
             delete_run(directory)
