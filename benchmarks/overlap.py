@@ -2,10 +2,11 @@
 
     python benchmarks/overlap.py swarm       # three processes of ftis join over loopback
     python benchmarks/overlap.py server      # one peer whose sampler draws in another process
+    python benchmarks/overlap.py vllm        # SmolLM2 with a vLLM server (models/smollm2-135m), on a core each
 
-Sampling and learning take as long as they are told to: a tiny peer sleeps beside its own work, so that the two cores of
-a small machine stand for more. ``swarm`` prints for each peer the share of its time that it waited, ``server`` the
-seconds of a round beside the longer one of sampling and learning. The first two rounds are left out.
+Except for ``vllm``, sampling and learning take as long as they are told to: a tiny peer sleeps beside its own work, so
+that the two cores of a small machine stand for more. ``swarm`` prints for each peer the share of its time that it
+waited, the others the seconds of a round beside those of sampling and of learning. The first rounds are left out.
 
 - ``1:2:3``: the peers' speeds differ threefold, in sampling and in learning. ``elastic`` rounds wait for one of two.
 - ``uneven``: the peers are alike, and each round of each peer takes between none and twice the mean.
@@ -21,7 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -167,10 +170,72 @@ def server(overlap: int, sample: float, learn: float) -> dict[str, float]:
     return {"seconds": fmean(row["step_time"] for row in rows), "standing": fmean(row["time/sample"] for row in rows)}
 
 
+def vllm(overlap: int, url: str) -> dict[str, float]:
+    """A whole model, 2 prompts x 3 completions of up to 384 tokens; each completion has a reward of its own."""
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        peer = f'[[peers]]\nname = "one"\nmodel = "{Path("models/smollm2-135m").resolve()}"\ndtype = "float32"\n'
+        (place / "recipe.toml").write_text(RECIPE + peer + "learning_rate = 1e-6\n")
+        story = "Write a very long story with many chapters. It begins with these words: {question}"
+        settings: dict[str, Any] = {
+            "task.name": "word_problems",
+            "prompt.template": f"'{story}'",
+            "reward.function": "overlap.vowels",
+        }
+        settings |= {"sampling.num_generations": 3, "sampling.max_completion_length": 384, "training.overlap": overlap}
+        settings |= {"sampling.sampler": "vllm", "sampling.options": f'{{ url = "{url}", dtype = "float32" }}'}
+        settings |= {"training.prompts_per_round": 2, "training.rounds": 6 + overlap}
+        if ftis(place, ["train", "recipe.toml"], settings).wait():
+            sys.exit("the peer failed")
+        (path,) = place.rglob("one/metrics.jsonl")
+        rows = read_jsonl(path)[1:6]
+    learn = fmean(row["time/logp"] + row["time/update"] for row in rows)
+    sample = fmean(row.get("time/draw", row["time/sample"]) for row in rows)
+    return {"seconds": fmean(row["step_time"] for row in rows), "sample": sample, "learn": learn}
+
+
+def vowels(completions: Sequence[str], **columns: object) -> list[float]:
+    """``reward.function`` of ``vllm``: the share of vowels."""
+    return [sum(letter in "aeiou" for letter in text) / max(1, len(text)) for text in completions]
+
+
+@contextmanager
+def vllm_server(python: str) -> Iterator[str]:
+    """A context with SmolLM2 served on the first core, by the vLLM of this Python; the URL."""
+    port, environment = free_port(), {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    words = ["--model", "models/smollm2-135m", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
+    words += ["--logprobs-mode", "processed_logprobs", "--host", "127.0.0.1", "--port", str(port)]
+    program = ["taskset", "-c", "0", python, "-m", "vllm.entrypoints.openai.api_server", *words]
+    url, server = (
+        f"http://127.0.0.1:{port}",
+        subprocess.Popen(
+            program, env={**os.environ, **environment, "VLLM_CPU_OMP_THREADS_BIND": "0"}, stdout=subprocess.DEVNULL
+        ),
+    )
+    try:
+        while server.poll() is None:
+            with suppress(OSError):
+                urllib.request.urlopen(f"{url}/health").close()
+                break
+            time.sleep(1)
+        os.sched_setaffinity(0, {1})  # the learner, whose process starts from here
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["swarm", "server"])
-    what = parser.parse_args().what
+    parser.add_argument("what", choices=["swarm", "server", "vllm"])
+    parser.add_argument("--vllm", default=".venv-vllm/bin/python", help="a Python that has vLLM")
+    arguments = parser.parse_args()
+    what = arguments.what
+    if what == "vllm":
+        with vllm_server(arguments.vllm) as url:
+            for overlap in (0, 1):
+                print(json.dumps({"overlap": overlap, **vllm(overlap, url)}), flush=True)
+        return
     slower, alike = dict(zip(NAMES, (0.5, 1.0, 1.5), strict=True)), dict.fromkeys(NAMES, 1.0)
     for overlap in (0, 1):
         if what == "server":
