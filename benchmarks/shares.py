@@ -3,12 +3,14 @@
     python benchmarks/shares.py --seeds 0 1 2
 
 Processes of ``ftis join`` over loopback, in lock-step. A peer sleeps for each completion that it samples, so that the
-two cores of a small machine stand for three machines; learning takes its own time. Every arm trains for about as many
-seconds. ``alone``: each peer alone on its own part, ``ftis train``.
+two cores of a small machine stand for three machines; learning takes its own time. ``alone``: each peer alone on its
+own part, ``ftis train``. A peer that learns from three times as many rollouts takes three times as many optimiser
+steps, so that a step has as many rollouts as alone. Peers are evaluated about every :data:`EVERY` seconds.
 
 A line is printed for each arm and seed, then for each peer of each arm: seconds a round, the share of its time that it
-waited, prompts a round, the accuracy after ``--seconds`` (of the evaluations within the last fifth), and the seconds
-until it had reached its last accuracy alone, beside the seconds that it took alone. Evaluations do not count.
+waited in rounds that follow no evaluation, prompts a round, the accuracy around ``--seconds`` and twice that, and for
+each seed the seconds until two neighbouring evaluations have the accuracy that the peer alone has on the mean of all
+seeds around ``--seconds``. Evaluations do not count.
 """
 
 from __future__ import annotations
@@ -37,13 +39,17 @@ EQUAL, GENERATIONS = 8, 12
 SLEEPS = dict(zip(NAMES, (2.0, 3.0, 6.0), strict=True))
 """Seconds of sleep for the completions of an equal share: speeds 3, 2 and 1."""
 MODELS = dict(zip(NAMES, ("small", "small-b", "small"), strict=True))
-ARMS = {"equal": (0, "equal"), "equal, overlap": (1, "equal"), "speed": (0, "speed"), "speed, overlap": (1, "speed")}
+ARMS = {"equal": (0, "equal"), "speed": (0, "speed"), "speed, overlap": (1, "speed")}
+STEPS = 4
+"""Optimiser steps a round for the rollouts of one peer."""
+EVERY, AROUND = 6.0, 10.0
+"""Seconds of sleep between evaluations, and how far from a time they count for it."""
 RECIPE = """
 name = "shares"
 threads = 1
 [task]
 name = "clock"
-options = { operators = 2 }
+options = { operators = 4 }
 validation_size = 200
 [prompt]
 system_prompt = ""
@@ -52,8 +58,6 @@ template = "{question}="
 num_generations = 12
 max_completion_length = 40
 [training]
-steps_per_generation = 4
-eval_every = 5
 save_every = 1000
 no_regret = 0
 record_rollouts = false
@@ -82,15 +86,19 @@ def counted(policy: Policy, seconds: float) -> Sampler:
     return Counted(open_sampler(policy), seconds)
 
 
-def settings(name: str, seed: int, **more: Any) -> dict[str, Any]:
+def settings(name: str, seed: int, seconds: float, sleep: float, peers: int, **more: Any) -> dict[str, Any]:
+    """Keys of a peer whose rounds sleep for ``sleep`` seconds each, about ``seconds`` in all."""
     options = f"{{ seconds = {SLEEPS[name] / (EQUAL * GENERATIONS)} }}"
     of_peer: dict[str, Any] = {"sampling.sampler": "shares.counted", "sampling.options": options, "seed": seed}
+    training = {"rounds": round(seconds / sleep), "eval_every": round(EVERY / sleep)}
+    training |= {"prompts_per_round": EQUAL * peers, "steps_per_generation": STEPS * peers}
+    of_peer |= {f"training.{key}": value for key, value in training.items()}
     return of_peer | {key.replace("__", "."): value for key, value in more.items()}
 
 
 def recipe(place: Path, names: Sequence[str]) -> str:
     peers = [
-        f'[[peers]]\nname = "{name}"\nmodel = "starter:{MODELS[name]}"\nlearning_rate = 6e-4\nadam_beta2 = 0.95\n'
+        f'[[peers]]\nname = "{name}"\nmodel = "starter:{MODELS[name]}"\nlearning_rate = 3e-4\nadam_beta2 = 0.95\n'
         for name in names
     ]
     (place / "recipe.toml").write_text(RECIPE + "".join(peers))
@@ -104,9 +112,11 @@ def records(place: Path, name: str) -> dict[str, Any]:
     seconds = [0.0, *accumulate(row["step_time"] for row in rows)]
     evaluations = read_jsonl(metrics.with_name("evaluations.jsonl"))
     late = rows[WARM_UP:-1]  # nothing is sampled ahead in the last
+    evaluated = {one["step"] + 1 for one in evaluations}
+    quiet = [row for row in late if row["step"] not in evaluated] or late
     return {
         "round": fmean(row["step_time"] for row in late),
-        "idle": sum(row.get("time/wait", 0.0) for row in late) / sum(row["step_time"] for row in late),
+        "idle": sum(row.get("time/wait", 0.0) for row in quiet) / sum(row["step_time"] for row in quiet),
         "prompts": fmean(row.get(f"peer/{name}/admitted", EQUAL * GENERATIONS) for row in late) / GENERATIONS,
         "curve": [(round(seconds[one["step"]], 2), one["accuracy"]) for one in evaluations],
     }
@@ -114,15 +124,14 @@ def records(place: Path, name: str) -> dict[str, Any]:
 
 def swarm(arm: str, seed: int, seconds: float) -> dict[str, Any]:
     overlap, share = ARMS[arm]
-    rounds = round(seconds / SLEEPS["slow" if share == "equal" else "middle"])
+    sleep = SLEEPS["slow" if share == "equal" else "middle"]
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         path, port, running = recipe(place, NAMES), free_port(), []
         for name in NAMES:
             mine = settings(
-                name, seed, training__rounds=rounds, training__overlap=overlap, training__share=share,
-                training__prompts_per_round=EQUAL * len(NAMES), network__quorum=2, network__start_seconds=300,
-                network__port=port,
+                name, seed, seconds, sleep, len(NAMES), training__overlap=overlap, training__share=share,
+                network__quorum=2, network__start_seconds=300, network__port=port,
             )  # fmt: skip
             running.append(ftis(place, ["join", path, "--open", "--peer", name], mine))
         codes = [process.wait() for process in running]
@@ -137,9 +146,7 @@ def alone(seed: int, seconds: float) -> dict[str, Any]:
         running = []
         for name, place in places.items():
             place.mkdir()
-            mine = settings(
-                name, seed, training__rounds=round(seconds / SLEEPS[name]), training__prompts_per_round=EQUAL
-            )
+            mine = settings(name, seed, seconds, SLEEPS[name], 1)
             running.append(ftis(place, ["train", recipe(place, [name])], mine))
         codes = [process.wait() for process in running]
         if any(codes):
@@ -147,10 +154,10 @@ def alone(seed: int, seconds: float) -> dict[str, Any]:
         return {name: records(place, name) for name, place in places.items()}
 
 
-def at_last(curve: Sequence[tuple[float, float]], seconds: float) -> float:
-    """The mean accuracy of the evaluations within the last fifth of ``seconds``."""
-    within = [accuracy for at, accuracy in curve if 0.8 * seconds <= at <= 1.05 * seconds]
-    return fmean(within or [curve[-1][1]])
+def around(curve: Sequence[tuple[float, float]], seconds: float) -> float:
+    """The mean accuracy of the evaluations within :data:`AROUND` seconds, else of the nearest one."""
+    within = [accuracy for at, accuracy in curve if abs(at - seconds) <= AROUND]
+    return fmean(within or [min(curve, key=lambda one: abs(one[0] - seconds))[1]])
 
 
 def reached(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
@@ -161,25 +168,22 @@ def reached(curve: Sequence[tuple[float, float]], accuracy: float) -> float | No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for seed in given.seeds:
         for arm in ("alone", *ARMS):
-            one = alone(seed, given.seconds) if arm == "alone" else swarm(arm, seed, given.seconds)
+            one = alone(seed, 2 * given.seconds) if arm == "alone" else swarm(arm, seed, 2 * given.seconds)
             found[arm, seed] = one
             print(json.dumps({"arm": arm, "seed": seed, **one}), flush=True)
     for arm in ("alone", *ARMS):
         for name in NAMES:
-            rows, ratios = [found[arm, seed][name] for seed in given.seeds], []
-            for seed, row in zip(given.seeds, rows, strict=True):
-                by_itself = found["alone", seed][name]["curve"]
-                goal = at_last(by_itself, given.seconds)
-                own, here = reached(by_itself, goal), reached(row["curve"], goal)
-                ratios.append(round(here / own, 2) if own and here else None)
+            rows = [found[arm, seed][name] for seed in given.seeds]
+            goal = fmean(around(found["alone", seed][name]["curve"], given.seconds) for seed in given.seeds)
             means = {key: round(fmean(row[key] for row in rows), 3) for key in ("round", "idle", "prompts")}
-            accuracy = round(fmean(at_last(row["curve"], given.seconds) for row in rows), 3)
-            line = {"arm": arm, "peer": name, **means, "accuracy": accuracy, "beside alone": ratios}
+            accuracy = [round(fmean(around(row["curve"], at * given.seconds) for row in rows), 3) for at in (1, 2)]
+            seconds = [reached(row["curve"], goal) for row in rows]
+            line = {"arm": arm, "peer": name, **means, "accuracy": accuracy, "goal": round(goal, 3), "seconds": seconds}
             print(json.dumps(line), flush=True)
 
 
