@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from ftis.swarm.falls import FallTest, shortest_window
+from ftis.swarm.falls import FallTest
 
 ALPHA, MARGIN = 0.01, 0.1
 SPREAD, COMPLETIONS = 1.5, 12
@@ -30,7 +30,7 @@ FALLS: Mapping[str, tuple[Sequence[float], Sequence[float]]] = {
 
 def rounds_until_found(groups: int, fall: str, seed: int) -> float:
     """Rounds behind the fall until the alarm, infinite without one. An alarm before the fall is an error."""
-    rng, test = np.random.default_rng([seed, groups]), FallTest(MARGIN, shortest_window(groups))
+    rng, test = np.random.default_rng([seed, groups]), FallTest(MARGIN)
     test.add([[0.0, 1.0]])
     before, behind = FALLS[fall]
     for round, mean in enumerate([*before, *behind], 1 - len(before)):

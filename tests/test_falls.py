@@ -11,12 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis.swarm.falls import GAPS, STAKES, FallTest, shortest_window
+from ftis.swarm.falls import GAPS, STAKES, TIMES, FallTest, shortest_window
 
 UNIT = st.floats(0, 1)
 
 
-def scaled(margin: float, shortest: int) -> FallTest:
+def one(groups: int) -> int:
+    return 1
+
+
+def two(groups: int) -> int:
+    return 2
+
+
+def of_three_groups(groups: int) -> int:
+    """Rounds until a window has three groups, if all are like its first."""
+    return math.ceil(3 / groups)
+
+
+def scaled(margin: float, shortest: Callable[[int], int] = shortest_window) -> FallTest:
     """A test that has seen rewards of 0 and 1."""
     test = FallTest(margin, shortest)
     test.add([[0.0, 1.0]])
@@ -34,7 +47,7 @@ def behind(rounds: list[list[float]], m: float, margin: float) -> float:
 
 
 def test_one_round_before_and_one_behind_by_hand() -> None:
-    test = scaled(0.5, 1)
+    test = scaled(0.5, one)
     test.add([[1.0, 1.0]])
     test.add([[0.0, 0.0]])
     # One of 15 pairs of window and gap holds X = 1 with μ = 1/2. The product of both factors is least
@@ -45,19 +58,26 @@ def test_one_round_before_and_one_behind_by_hand() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.lists(UNIT, min_size=2, max_size=2), min_size=2, max_size=12), st.floats(0.05, 0.5), UNIT)
+@given(st.lists(st.lists(UNIT, min_size=1, max_size=3), min_size=2, max_size=12), st.floats(0.05, 0.5), UNIT)
 def test_the_evidence_is_at_most_the_formula_at_every_mean(rounds: list[list[float]], margin: float, m: float) -> None:
-    test = scaled(margin, 1)
+    """A window's length follows from the groups of its first round."""
+    test = scaled(margin, of_three_groups)
     for means in rounds:
         test.add([[x] for x in means])
-    guesses = [0.5, *(float(np.mean(means)) for means in rounds)]
+    shortest = [of_three_groups(len(means)) for means in rounds]
+    lately = [np.concatenate(rounds[max(0, i + 1 - w) : i + 1]) for i, w in enumerate(shortest)]
+    guesses = [0.5, *(float(np.mean(means)) for means in lately)]
     terms = [
-        before(rounds[c - g - w : c - g], guesses[c - g - w : c - g], m) * behind(rounds[c:], m, margin)
-        for c in range(1, len(rounds))
-        for w in test.windows
-        for g in GAPS
-        if w + g <= c
+        before(rounds[s : s + times * w], guesses[s : s + times * w], m)
+        * behind(rounds[s + (times + gap) * w :], m, margin)
+        for s, w in enumerate(shortest)
+        for times in TIMES
+        for gap in GAPS
+        if s + (times + gap) * w < len(rounds)
     ]
+    if not terms:
+        assert test.nats == -math.inf
+        return
     assert test.nats <= math.log(sum(terms) / (3 * len(GAPS))) + 1e-9
     assert test.of_last(len(rounds)) == test.nats >= test.of_last(1)
 
@@ -72,12 +92,18 @@ def test_a_factor_before_the_fall_is_at_most_one_in_expectation(
     assert weights @ (1 + stake * (values - guess)) * math.exp(stake * (guess - mean)) <= 1 + 1e-9
 
 
-def rises(test: FallTest, rng: np.random.Generator, rounds: int, value: Callable[[list[float]], float]) -> float:
-    """The highest evidence over a run whose expected reward is ``value`` of the earlier rounds' means."""
+def rises(
+    test: FallTest,
+    rng: np.random.Generator,
+    rounds: int,
+    value: Callable[[list[float]], float],
+    size: Callable[[list[float]], int],
+) -> float:
+    """The highest evidence over a run whose expected reward and size are functions of the earlier rounds' means."""
     means: list[float] = []
     highest = -math.inf
     for _ in range(rounds):
-        groups = rng.random((4, 3)) < value(means)
+        groups = rng.random((size(means), 3)) < value(means)
         test.add(groups.astype(float).tolist())
         means.append(float(groups.mean()))
         highest = max(highest, test.nats)
@@ -85,7 +111,7 @@ def rises(test: FallTest, rng: np.random.Generator, rounds: int, value: Callable
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fall", ["at once", "after luck"])
+@pytest.mark.parametrize("fall", ["at once", "after luck", "after luck, and of fewer groups then"])
 def test_a_fall_of_the_margin_is_reported_with_a_probability_of_at_most_alpha(fall: str) -> None:
     rounds, alpha, runs = 14, 0.3, 400
 
@@ -94,7 +120,13 @@ def test_a_fall_of_the_margin_is_reported_with_a_probability_of_at_most_alpha(fa
             return 0.9 if len(means) < 7 else 0.6
         return 0.6 if means and max(means) > 0.95 else 0.9  # learning may depend on the rewards
 
-    found = [rises(scaled(0.3, 2), np.random.default_rng(run), rounds, value) for run in range(runs)]
+    def size(means: list[float]) -> int:  # shares by speed depend on what was learned
+        return 2 if "fewer" in fall and means and means[-1] > 0.8 else 4
+
+    def shortest(groups: int) -> int:
+        return 8 // groups
+
+    found = [rises(scaled(0.3, shortest), np.random.default_rng(run), rounds, value, size) for run in range(runs)]
     alarms = sum(nats >= math.log(rounds / alpha) for nats in found)
     assert alarms / runs <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / runs)
     # Stronger: the evidence itself is bounded in expectation, and its highest value by the alarm's at every level.
@@ -104,7 +136,7 @@ def test_a_fall_of_the_margin_is_reported_with_a_probability_of_at_most_alpha(fa
 
 def test_a_collapse_is_found_within_a_few_rounds_and_its_place_too() -> None:
     for seed in range(5):
-        rng, test = np.random.default_rng(seed), scaled(0.1, shortest_window(12))
+        rng, test = np.random.default_rng(seed), scaled(0.1)
         for round in range(40):
             test.add((rng.random((12, 12)) < (0.9 if round < 30 else 0.3)).astype(float).tolist())
             if test.nats >= math.log(40 / 0.01):
@@ -117,7 +149,7 @@ def test_a_slow_fall_from_a_short_peak_is_found() -> None:
     """The reward rises to .9 within 20 rounds and falls to .4 in 40 more."""
     level = [*np.linspace(0.3, 0.9, 20), *np.linspace(0.9, 0.4, 40)]
     for seed in range(3):
-        rng, test = np.random.default_rng(seed), scaled(0.1, shortest_window(12))
+        rng, test = np.random.default_rng(seed), scaled(0.1)
         highest = -math.inf
         for mean in level[:56]:
             chances = rng.beta(1.5 * mean, 1.5 * (1 - mean), (12, 1))
@@ -127,8 +159,8 @@ def test_a_slow_fall_from_a_short_peak_is_found() -> None:
 
 
 def test_a_restored_test_goes_on_alike() -> None:
-    rng, test = np.random.default_rng(0), scaled(0.1, 2)
-    again = FallTest(0.1, 2)
+    rng, test = np.random.default_rng(0), scaled(0.1, two)
+    again = FallTest(0.1, two)
     for _ in range(6):
         test.add(rng.random((3, 2)).tolist())
         again.restore(json.loads(json.dumps(test.state())))
@@ -138,7 +170,7 @@ def test_a_restored_test_goes_on_alike() -> None:
 def test_rewards_of_any_scale_count_alike() -> None:
     rng = np.random.default_rng(0)
     rounds = rng.integers(0, 2, (8, 4, 3))
-    one, other = FallTest(0.1, 2), FallTest(0.1, 2)
+    one, other = FallTest(0.1, two), FallTest(0.1, two)
     for groups in [[[0, 1]], *rounds.tolist()]:
         one.add(groups)
         other.add([[3.0 * reward - 7 for reward in group] for group in groups])
@@ -150,7 +182,7 @@ def test_rewards_of_any_scale_count_alike() -> None:
 
 
 def test_a_test_without_two_rewards_waits() -> None:
-    test = FallTest(0.1, 1)
+    test = FallTest(0.1, one)
     for _ in range(3):
         test.add([[0.0, 0.0]])
     assert not test.rounds

@@ -43,6 +43,7 @@ class Play:
 
     guard: NoRegret
     present: Collection[str]
+    groups: int = GROUPS
     step: int = 0
     level: float = 0.9
     low: float = 0.1
@@ -59,7 +60,7 @@ class Play:
             ones = round(10 * self.drawn.pop(0))
             group = [1.0] * ones + [0.0] * (10 - ones)
             heard = sorted(set(self.present) - set(self.guard.skipped(self.step)))
-            self.guard.take(self.step, [group] * GROUPS, heard)
+            self.guard.take(self.step, [group] * self.groups, heard)
             if self.guard.back_to is not None:
                 self.level, self.drawn = 0.9, []
             elif fall or set(heard) & set(harm):
@@ -94,6 +95,23 @@ def test_a_partner_is_harmful_if_its_probation_ends_in_a_fall() -> None:
     assert (guard.phase, guard.skipped(0), pair.level) == ("together", {"bob"}, 0.9)
 
 
+@pytest.mark.parametrize(("groups", "window"), [(2, 16), (4, 8), (36, 4)])
+def test_phases_are_of_as_many_groups_however_many_a_peer_samples(groups: int, window: int) -> None:
+    """With shares by speed it samples more or less than its equal share."""
+    pair = play("bob")
+    pair.groups = groups
+    pair.rounds(1)
+    assert pair.guard.window == window
+    while pair.guard.back_to is None:
+        pair.rounds(1, harm=["bob"])
+    pair.rounds(ALONE * window - 1)
+    assert pair.guard.phase == "alone"
+    pair.rounds(PROBATION * window)
+    assert pair.guard.phase == "probation"
+    pair.rounds(1)
+    assert (pair.guard.phase, pair.guard.skipped(0)) == ("together", set())
+
+
 def test_a_partner_that_behaves_on_probation_is_harmful_if_it_does_harm_afterwards() -> None:
     pair = play("bob")
     pair.alarm(harm=["bob"])
@@ -122,7 +140,7 @@ def test_harm_only_among_several_names_nobody_and_doubles_the_next_probation() -
     two.alarm(harm=["bob"])
     two.rounds(ALONE_ROUNDS + 2 * PROBATION_ROUNDS)
     two.alarm(harm=["bob"])
-    assert (two.guard.harmful, two.guard.queue, two.guard.patience) == ({}, ["ann", "bob"], 2 * PROBATION_ROUNDS)
+    assert (two.guard.harmful, two.guard.queue, two.guard.patience) == ({}, ["ann", "bob"], 2 * PROBATION)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

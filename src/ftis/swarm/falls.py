@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ LONGEST = 256
 """The most rounds that a change may lie back."""
 LEAST_GROUPS, LEAST_ROUNDS = 32, 4
 """The shortest window before a change has at least so many groups, and so many rounds."""
+TIMES = (1, 3, 9)
+"""Lengths of the windows before a change, in shortest windows."""
 GAPS = (0, 1, 2, 4, 8)
 """Rounds between a window and a change, in shortest windows: a slow fall shows beside a peak that lies back."""
 
 
 def shortest_window(groups: int) -> int:
-    """Rounds of the shortest window before a change, if a round has ``groups`` groups."""
+    """Rounds of the shortest window before a change, if its first round has ``groups`` groups."""
     return max(LEAST_ROUNDS, math.ceil(LEAST_GROUPS / groups))
 
 
@@ -32,7 +35,8 @@ class FallTest:
     """Evidence that a round's expected reward lies more than ``margin`` below its mean over earlier rounds.
 
     Let X be a group's mean reward, scaled to [0, 1] from the range of rewards seen before. For each first round c
-    behind a change, let A be w rounds before it, with a gap of g rounds between, and B those from it on::
+    behind a change, let A be w rounds before it, with a gap of g rounds between, and B those from it on. The groups of
+    A's first round decide w and g, so both are known when A begins::
 
         e_cwg = min_m  mean_λ Π_A (1 + λ (X − μ)) exp(λ (μ − m))
                     · mean_f Π_B (1 − f + f (1 − X)/(1 − m + margin))
@@ -41,7 +45,7 @@ class FallTest:
 
     Args:
         margin: as a part of the range of rewards, above 0.
-        shortest: the shortest of three windows w, in rounds; each is three times as long as the one before.
+        shortest: groups of a round → the shortest of three windows w that begin with it, in rounds.
 
     Attributes:
         low, high: the range of rewards.
@@ -50,8 +54,8 @@ class FallTest:
         behind: the rounds behind the change with most evidence.
     """
 
-    def __init__(self, margin: float, shortest: int) -> None:
-        self.margin, self.windows = margin, (shortest, 3 * shortest, 9 * shortest)
+    def __init__(self, margin: float, shortest: Callable[[int], int] = shortest_window) -> None:
+        self.margin, self.shortest = margin, shortest
         self.least, self.low, self.high = math.inf, -math.inf, -math.inf
         self.rounds: list[list[float]] = []
         self._bets: list[Floats64] = []  # of each round: log Π (1 − f + f (1 − X)/(1 − m + margin)), [f, m]
@@ -83,36 +87,33 @@ class FallTest:
         stakes, below_m = STAKES[:, None, None], 1 - LEVELS + self.margin
         self.rounds.append(means)
         self._bets.append(np.log1p(stakes * ((1 - np.array(means)[:, None]) / below_m - 1)).sum(1))
-        longest = LONGEST + self.windows[-1] + (GAPS[-1] + 1) * self.windows[0]  # the last for μ
+        most = max(self.shortest(len(of_round)) for of_round in self.rounds)
+        longest = LONGEST + (TIMES[-1] + GAPS[-1] + 1) * most  # the last for μ
         del self.rounds[:-longest], self._bets[:-longest]
 
     def _weigh(self) -> None:
         """Compute the evidence."""
-        first = max(self.windows[0], len(self.rounds) - LONGEST)
-        if first >= len(self.rounds):
+        if not self.rounds:
             return
+        first, shortest_s = max(len(self.rounds) - LONGEST, 0), np.array([self.shortest(len(r)) for r in self.rounds])
         after_cm = log_mean(np.cumsum(np.array(self._bets[first:])[::-1], axis=0)[::-1])
-        sums, pairs = self._sums(), [(window, gap * self.windows[0]) for window in self.windows for gap in GAPS]
-        before_pcm = np.array([self._before(window, gap, first, sums) for window, gap in pairs])
-        # The left factor falls in m and the right one rises: between two levels the product is at least this.
-        of_pc = (before_pcm[:, :, 1:] + after_cm[:, :-1]).min(-1)
-        self._of_c = np.logaddexp.reduce(of_pc, axis=0) - math.log(len(pairs))
+        size, gain = zip(*self._sums(), strict=True)
+        sizes, gains_f = np.cumsum([0, *size]), np.cumsum([np.zeros(len(STAKES)), *gain], axis=0)
+        self._of_c = np.full(len(self.rounds) - first, -np.inf)
+        for times, gap in product(TIMES, GAPS):
+            change_s = np.arange(len(self.rounds)) + (times + gap) * shortest_s
+            start = np.flatnonzero((change_s >= first) & (change_s < len(self.rounds)))
+            stop, change = start + times * shortest_s[start], change_s[start] - first
+            n, gain_f = sizes[stop] - sizes[start], gains_f[stop] - gains_f[start]
+            before_m = log_mean(gain_f[:, :, None] - n[:, None, None] * STAKES[:, None] * LEVELS)
+            # The left factor falls in m and the right one rises: between two levels the product is at least this.
+            np.logaddexp.at(self._of_c, change, (before_m[:, 1:] + after_cm[change, :-1]).min(-1))
+        self._of_c -= math.log(len(TIMES) * len(GAPS))
         self.nats, self.behind = self.of_last(len(self._of_c)), len(self._of_c) - int(self._of_c.argmax())
 
     def of_last(self, changes: int) -> float:
         """The log of the evidence for a change within so many last rounds."""
         return float(np.logaddexp.reduce(self._of_c[max(len(self._of_c) - changes, 0) :], initial=-np.inf))
-
-    def _before(self, window: int, gap: int, first: int, sums: Sequence[tuple[int, Floats64]]) -> Floats64:
-        """The log of the factor before each change c ≥ ``first``, at each m: [c, m]. −∞ if there are too few rounds."""
-        size, gains = zip(*sums, strict=True)
-        stops = np.arange(first, len(self.rounds)) - gap
-        inside = stops >= window
-        starts, stops = np.where(inside, stops - window, 0), np.where(inside, stops, 0)
-        sizes, sums_f = np.cumsum([0, *size]), np.cumsum([np.zeros(len(STAKES)), *gains], axis=0)
-        n_c, gain_cf = sizes[stops] - sizes[starts], sums_f[stops] - sums_f[starts]
-        found = log_mean(gain_cf[:, :, None] - n_c[:, None, None] * STAKES[:, None] * LEVELS)
-        return np.where(inside[:, None], found, -np.inf)
 
     def _sums(self) -> list[tuple[int, Floats64]]:
         """Of each round: its groups, and Σ log(1 + λ (X − μ)) + λ μ at each λ."""
@@ -120,7 +121,7 @@ class FallTest:
         for i, means in enumerate(self.rounds):
             logs = np.log1p(STAKES[:, None] * (np.array(means) - guess)) + STAKES[:, None] * guess
             sums.append((len(means), logs.sum(1)))
-            guess = float(np.mean(np.concatenate(self.rounds[max(0, i + 1 - self.windows[0]) : i + 1])))
+            guess = float(np.mean(np.concatenate(self.rounds[max(0, i + 1 - self.shortest(len(means))) : i + 1])))
         return sums
 
     def state(self) -> Mapping[str, Any]:

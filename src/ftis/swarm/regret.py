@@ -44,7 +44,8 @@ class NoRegret(Selection):
         left: rounds of the phase that are left; without meaning in "together".
         queue: senders that wait for their probation, the one on probation first.
         harmful: by sender that made the learner worse, the step at which that was found.
-        patience: rounds of a probation.
+        patience: of a probation, in shortest windows.
+        groups: own ones of the last round; 0 before the first.
         alarms: their number.
         learned_from: the senders of each round since the last alarm.
         rewards: the mean own reward of each round since then.
@@ -61,7 +62,8 @@ class NoRegret(Selection):
     left: int = 0
     queue: list[str] = field(default_factory=list)
     harmful: dict[str, int] = field(default_factory=dict)
-    patience: int = 0
+    patience: int = PROBATION
+    groups: int = 0
     alarms: int = 0
     learned_from: list[list[str]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -70,14 +72,14 @@ class NoRegret(Selection):
     pending: int = -1
 
     def __post_init__(self) -> None:
-        self.test = FallTest(self.recipe.training.no_regret or 0.0, shortest_window(self.recipe.prompts_per_peer))
-        self.patience = self.patience or PROBATION * self.window
+        self.test = FallTest(self.recipe.training.no_regret or 0.0)
         self.back_to: int | None = None
         self.remarks: list[str] = []
 
     @property
     def window(self) -> int:
-        return self.test.windows[0]
+        """Rounds of the test's shortest window, if each has as many own groups as the last one."""
+        return shortest_window(self.groups or self.recipe.prompts_per_peer)
 
     @property
     def threshold(self) -> float:
@@ -112,7 +114,7 @@ class NoRegret(Selection):
             groups: the rewards of each own group.
             senders: whom the learner learns from in this round.
         """
-        self.back_to, self.remarks = None, []
+        self.back_to, self.remarks, self.groups = None, [], len(groups)
         self.test.add(groups)
         self.rewards.append(float(np.mean([np.mean(group) for group in groups])))
         if self.best_reward is None:
@@ -172,7 +174,7 @@ class NoRegret(Selection):
         if self.phase == "probation":
             self.queue = self.queue[1:]
         if self.queue:
-            self.phase, self.left = "probation", self.patience
+            self.phase, self.left = "probation", self.patience * self.window
             self.remarks.append(f"round {step}: {self.queue[0]} is on probation for {self.left} rounds")
         else:
             self.phase = "together"
