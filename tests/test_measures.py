@@ -113,7 +113,7 @@ def test_participation_by_hand() -> None:
     collected = Collected(
         {"bob": b"12345"},
         late=(("bob", 6, b"123"),),
-        offered_only=("eve",),
+        offered_only={"eve": 3, "fay": 0},
         rejections=(Rejection("eve", Reason.FORGED, None, "x"),),
     )
     admission = Admission("bob", (), (rejection,), (Group("bob", 7, 5, ()),))
@@ -122,7 +122,7 @@ def test_participation_by_hand() -> None:
         CHOSEN,
         update_of(judged),
         RoundExchange(collected, 77, [admission]),
-        recipe_of("ada", "bob", "eve"),
+        recipe_of("ada", "bob", "eve", "fay"),
         "ada",
     )
     assert (found["foreign_used"], found["without_foreign"]) == (1, False)
@@ -131,7 +131,8 @@ def test_participation_by_hand() -> None:
     assert {name: tuple(of[c] for c in counts) for name, of in peers.items()} == {
         "ada": (True, 0, 4, 0, 0, 2, 2.0, 0.0, 77),
         "bob": (True, 1, 2, 2, 1, 0, 1.0, 1.0, 8),
-        "eve": (True, 0, 0, 8, 1, 0, 0.0, 0.0, 0),  # four prompts assigned, two rollouts each
+        "eve": (True, 0, 0, 6, 1, 0, 0.0, 0.0, 0),  # three groups offered, two rollouts each
+        "fay": (True, 0, 0, 8, 0, 0, 0.0, 0.0, 0),  # an equal share
     }
     assert peers["bob"]["rejected/too_long"] == peers["eve"]["rejected/forged"] == peers["bob"]["dropped/kl"] == 1
     assert peers["bob"]["first_rejection"] == "rollout 0 has 9 tokens"

@@ -69,6 +69,14 @@ def test_a_second_life_offers_what_the_first_did_up_to_where_it_continues(tmp_pa
         assert (old.incarnation, new.incarnation) == (1, 2)
 
 
+def test_a_second_life_samples_as_many_prompts_of_a_round_as_the_first(tmp_path: Path) -> None:
+    first = outbox(tmp_path, keep=2)
+    assert [first.prompts(round, 5 + round) for round in range(5)] == [5, 6, 7, 8, 9]
+    second = outbox(tmp_path, incarnation=2, keep=2)
+    second.offer_again(3)
+    assert [second.prompts(round, 1) for round in range(3, 6)] == [8, 9, 1]
+
+
 def test_old_messages_are_forgotten(tmp_path: Path) -> None:
     box = outbox(tmp_path, keep=3)
     for round in range(10):

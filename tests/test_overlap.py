@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from run_files import differences, records_of, weights
 from twin import Twin
 
@@ -23,12 +25,16 @@ from ftis.policy import Policy
 from ftis.recipe.parsing import parse
 from ftis.records.events import Event, NetworkEvent, RoundEnded, Say, unheard
 from ftis.records.files import read_jsonl, saved_steps
+from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rollouts import collate
 from ftis.run.assembly import assemble
 from ftis.run.runs import run
 from ftis.run.training import Trainer
+from ftis.swarm.link import NetworkExchange
 from ftis.swarm.regret import NoRegret
+from ftis.swarm.rounds import Rounds
+from ftis.swarm.shares import Share
 from recipes import pair_of
 
 ROUNDS, ALARM = 8, 5
@@ -52,10 +58,12 @@ def finish(peer: Peer, round: int) -> dict[str, Any]:
 # --- own rollouts of earlier weights ----------------------------------------------------------------------------------
 
 
-def train_a(recipe: Recipe, place: Path, say: Say = unheard) -> None:
+def train_a(recipe: Recipe, place: Path, say: Say = unheard, share_of: Callable[[int], int] | None = None) -> None:
     """Train the peer ``a`` from its newest checkpoint on, while nothing comes from ``b``."""
     step = max(saved_steps(place), default=0)
     with closing(assemble(recipe, "a", place, resume_step=step)) as trainer, suppress(StopIteration):
+        if share_of is not None:
+            trainer.peer.member.share = share_of
         rounds = trainer.train(say)
         next(rounds)
         while True:
@@ -178,30 +186,81 @@ KILLS = [
 """Between two kills the peer finishes a few rounds, or none."""
 
 
+@dataclass
+class OfSpeed:
+    """The share of peer ``a`` in its newest life; ``b`` says that it takes longer, the further the rounds are."""
+
+    recipe: Recipe
+    place: Path
+    furthest: int = 0
+    life: int = 0
+
+    def train(self, say: Say) -> None:
+        self.life += 1
+        key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+        limits: dict[str, Any] = {
+            "max_bytes": 1,
+            "max_items": 1,
+            "outbox": self.place / "outbox",
+            "incarnation": self.life,
+        }
+        network = NetworkExchange(self.recipe, "a", run="0" * 32, facts={}, key=key, roster=None, **limits)
+
+        def hear(event: Event) -> None:
+            say(event)
+            if isinstance(event, RoundEnded):
+                network.share.took(event.metrics)
+
+        def share(round: int) -> int:
+            self.furthest = max(self.furthest, round)
+            return network.own_share(round)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Rounds, "milliseconds", property(lambda rounds: [2000 + 250 * self.furthest]))
+            patch.setattr(Share, "took", at_a_known_speed)
+            network.share.resume(PeerRun.read(self.place).rounds, max(saved_steps(self.place), default=0))
+            train_a(self.recipe, self.place, hear, share)
+
+
+took = Share.took
+
+
+def at_a_known_speed(share: Share, metrics: Mapping[str, Any]) -> None:
+    """Note a round as if a prompt had taken .5 to .7 s, and all else a second."""
+    sampling = metrics["peer/a/admitted"] / share.group * (0.5 + 0.1 * (metrics["step"] % 3))
+    took(share, {**metrics, "time/sample": sampling, "time/wait": 0.0, "step_time": sampling + 1})
+
+
+@pytest.mark.parametrize(("overlap", "share"), [(1, "equal"), (1, "speed"), (0, "speed")])
 def test_killed_at_each_point_of_a_round_it_ends_as_if_unbroken(
-    goes_back: None, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    overlap: int, share: str, goes_back: None, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    rewards = {"function": ["earned.third", "recipes.evenness"]}
-    recipe, said = recipe_in(tmp_path, models, reward=rewards, training={"no_regret": 0.1}), list[str]()
+    rewards, training = {"function": ["earned.third", "recipes.evenness"]}, {"no_regret": 0.1, "share": share}
+    recipe, said = recipe_in(tmp_path, models, overlap, reward=rewards, training=training), list[str]()
 
     def say(event: Event) -> None:
         if isinstance(event, NetworkEvent):
             said.append(event.text)
 
-    train = partial(train_a, recipe, say=say)
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    train(unbroken)
-    assert said == [f"round {ALARM + 1} is sampled again, by the weights of step 2"]
-    for kill in KILLS:
-        with killed_at(*kill), pytest.raises(Killed):
-            train(killed)
-    train(killed)
+    OfSpeed(recipe, unbroken).train(say)
+    assert said == [f"round {ALARM + 1} is sampled again, by the weights of step 2"] * overlap
+    lives = OfSpeed(recipe, killed)
+    for owner, method, call, when in KILLS:
+        if method == "sample_ahead" and not overlap:
+            continue
+        with killed_at(owner, method, call, when), pytest.raises(Killed):
+            lives.train(say)
+    lives.train(say)
     assert differences(records_of(killed), records_of(unbroken)) == []
     one, other = (weights(place / f"checkpoint-{ROUNDS}") for place in (unbroken, killed))
     assert all(torch.equal(one[key], other[key]) for key in one)
     rows = read_jsonl(unbroken / "metrics.jsonl")
-    assert [row["sampling/staleness"] for row in rows] == [int(at not in (0, ALARM)) for at in range(ROUNDS)]
+    if overlap:
+        assert [row["sampling/staleness"] for row in rows] == [int(at not in (0, ALARM)) for at in range(ROUNDS)]
+    shares = {row["peer/a/admitted"] for row in rows}
+    assert len(shares) == 1 if share == "equal" else len(shares) > 2
 
 
 @pytest.mark.parametrize(("owner", "method"), [(Peer, "sample_items"), (Admitter, "score_group")])

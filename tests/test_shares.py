@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -25,7 +26,7 @@ from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.limit import ForeignLimit
 from ftis.swarm.manifest import ManifestError, describe, to_bytes
 from ftis.swarm.manifest import parse as parse_manifest
-from ftis.swarm.shares import Share
+from ftis.swarm.shares import ROUNDS, Share
 from recipes import pair_of
 
 EQUAL, GROUP = 8, 4
@@ -79,11 +80,29 @@ def test_a_draw_beside_the_learner_hides_what_it_takes_less_than_learning() -> N
     def drawn(draw: float, standing: float, learning: float) -> Share:
         share = Share("a", EQUAL, MOST, GROUP)
         seconds = {"time/draw": draw, "time/sample": standing, "time/wait": 5.0, "step_time": standing + learning + 5}
-        share.took({"peer/a/admitted": EQUAL * GROUP, **seconds})
+        for _ in range(2):
+            share.took({"peer/a/admitted": EQUAL * GROUP, **seconds})
         return share
 
     assert drawn(draw=4.0, standing=1.0, learning=3.0).milliseconds == 4000
     assert drawn(draw=2.0, standing=0.0, learning=3.0).milliseconds == 3000
+
+
+@given(
+    st.lists(st.integers(1, MOST), min_size=1, max_size=8),
+    st.floats(0.01, 10),
+    st.floats(0, 10),
+)
+def test_seconds_of_a_draw_are_of_the_next_rounds_prompts(sampled: list[int], each: float, learning: float) -> None:
+    share = Share("a", EQUAL, MOST, GROUP)
+    for now, ahead in pairwise([EQUAL, *sampled]):
+        draw = each * ahead
+        seconds = {"time/sample": max(draw - learning, 0), "time/wait": 5.0, "step_time": max(draw, learning) + 5}
+        share.took({"peer/a/admitted": now * GROUP, "time/draw": draw, **seconds})
+    share.took({"peer/a/admitted": sampled[-1] * GROUP, "time/sample": 0, "time/wait": 0, "step_time": learning})
+    lately = sampled[-ROUNDS:]
+    assert list(share.each) == pytest.approx([each] * len(lately))
+    assert list(share.besides) == pytest.approx([max(learning - each * n, 0) for n in lately], abs=1e-9)
 
 
 speeds = st.tuples(st.floats(0.01, 10), st.floats(0, 10))
@@ -224,8 +243,9 @@ def test_a_message_has_as_many_of_its_senders_prompts_as_it_likes_up_to_the_larg
     recipe = recipe_of(models, tmp_path)
     a, b = (assemble(recipe, name, tmp_path / name).peer for name in "ab")
     items = assigned(recipe, len(a.member.task.train), "b", 0)
-    for round, share in enumerate((1, 3, len(items))):
-        b.member.share = share
+    shares = (1, 3, len(items))
+    b.member.share = lambda round: shares[min(round, 2)]
+    for round, share in enumerate(shares):
         outgoing = b.begin(round)
         assert outgoing.items == tuple(sorted(b.member.assigned("b", round)[:share]))
         admission = a.member.admitter.admit("b", outgoing.message, round)

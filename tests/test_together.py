@@ -20,7 +20,7 @@ def message(peer: str, round: int) -> bytes:
 
 
 def outgoing(peer: str, round: int, **wishes: Any) -> Outgoing:
-    return Outgoing(round, message(peer, round), (), **wishes)
+    return Outgoing(round, message(peer, round), (2, 5, 7), **wishes)
 
 
 def others(names: str, own: str, round: int) -> Collected:
@@ -40,7 +40,7 @@ def test_a_message_that_is_not_wanted_is_offered_only_and_a_skipped_peer_is_deli
     wishes = {"skip": frozenset("b"), "offers_only": frozenset("c")}
     sent = {"a": outgoing("a", 0, **wishes), "b": outgoing("b", 0), "c": outgoing("c", 0)}
     got = delivered(sent)
-    assert got["a"] == Collected({"b": message("b", 0)}, offered_only=("c",))
+    assert got["a"] == Collected({"b": message("b", 0)}, offered_only={"c": 3})
     assert got["b"] == others("abc", "b", 0)
 
 

@@ -124,7 +124,7 @@ class Collected:
         messages: the other peers' messages for the round, by sender.
         missing: peers that did not deliver.
         late: (sender, round, message) of earlier rounds.
-        offered_only: peers that delivered, and whose messages were not fetched, as asked.
+        offered_only: peers that delivered, and whose messages were not fetched, as asked: how many groups each has.
         rejections: of offers, before anything was fetched.
         waited: over a network, the seconds for which the round waited for each peer.
     """
@@ -132,7 +132,7 @@ class Collected:
     messages: Mapping[str, bytes]
     missing: tuple[str, ...] = ()
     late: tuple[tuple[str, int, bytes], ...] = ()
-    offered_only: tuple[str, ...] = ()
+    offered_only: Mapping[str, int] = field(default_factory=dict)
     rejections: tuple[Rejection, ...] = ()
     waited: Mapping[str, float] = field(default_factory=dict, compare=False)
 

@@ -141,8 +141,8 @@ def participation(
     rejected = [*collected.rejections, *(r for admission in heard.admissions for r in admission.rejections)]
     counts = Counter(batch.source_N.tolist())
     passed_over = Counter(g.peer for admission in heard.admissions for g in admission.passed_over)
-    for name in collected.offered_only:
-        passed_over[name] += recipe.prompts_per_peer
+    for name, groups in collected.offered_only.items():
+        passed_over[name] += groups or recipe.prompts_per_peer  # an offer of before a restart does not count them
     kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R & signal_R, strict=True) if kept)
     zero_N = judged.advantage_N.numpy() == 0
     keep_N = torch.tensor(judged.spread(kept_R.tolist(), True))  # selections see only rows that carry gradient

@@ -92,7 +92,7 @@ class Member:
 
     def __post_init__(self) -> None:
         self.decoding = Decoding.of(self.recipe.sampling)
-        self.share = self.recipe.prompts_per_peer
+        self.share: Callable[[int], int] = lambda round: self.recipe.prompts_per_peer
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class Member:
 
     def own_prompts(self, round: int) -> list[int]:
         """The training prompts that this peer samples in a round, ascending."""
-        return sorted(self.assigned(self.name, round)[: self.share])
+        return sorted(self.assigned(self.name, round)[: self.share(round)])
 
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
         """Encode groups as this peer's message of a round.

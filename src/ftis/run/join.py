@@ -42,6 +42,7 @@ from ftis.records.events import (
     unheard,
 )
 from ftis.records.files import locked, saved_steps, write_whole
+from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog, Records, open_trackers
 from ftis.run import accusations
 from ftis.run.assembly import assemble
@@ -241,6 +242,8 @@ def join(
         ):
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 network.catch_up(member.cursor.step)
+            member.share = network.own_share
+            network.share.resume(PeerRun.read(place).rounds, step)
             arriving: list[Future[Collected | None]] = []
 
             def hear(event: Event) -> None:
@@ -248,14 +251,10 @@ def join(
                 if isinstance(event, RoundEnded):
                     network.share.took(event.metrics)
 
-            def next_round(step: int) -> int:
-                round, member.share = network.catch_up(step), network.own_share()
-                return round
-
             rounds = trainer.train(
                 hear,
                 stop.is_set,
-                next_round,
+                network.catch_up,
                 # Messages arrive while the peer samples ahead.
                 lambda sent: arriving.append(in_background(partial(network.offer_and_collect, sent), "exchange")),
             )

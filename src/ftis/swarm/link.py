@@ -223,10 +223,13 @@ class NetworkExchange:
         self.status |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
         return target
 
-    def own_share(self) -> int:
-        """How many prompts this peer samples in its next round."""
+    def own_share(self, round: int) -> int:
+        """How many prompts this peer samples in a round."""
+        if self.share.is_equal:
+            return self.share.equal
         with self.changed:
-            return self.share.prompts(self.rounds.milliseconds)
+            prompts = self.share.prompts(self.rounds.milliseconds)
+        return self.outbox.prompts(round, prompts)
 
     def _hear_where_the_others_are(self, round: int, until: float) -> None:
         """Ask until the rounds of all present peers are known. A new link answers the first question with nothing.

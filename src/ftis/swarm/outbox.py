@@ -1,10 +1,12 @@
 """A peer's own messages as files. A peer that was killed offers the same messages again.
 
-``<directory>/<round>.ftis`` holds the message of a round. The caller decides when to write; nothing here locks.
+``<directory>/<round>.ftis`` holds the message of a round, and ``prompts.json`` how many prompts each is about, if that
+depends on the clock. The caller decides when to write; nothing here locks.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +52,17 @@ class Outbox:
         """Keep a message for the next start of this peer."""
         self.directory.mkdir(parents=True, exist_ok=True)
         write_whole(self._path(round), data, sync=False)
+
+    def prompts(self, round: int, count: int) -> int:
+        """How many prompts to sample in a round: as many as before a kill, else ``count``. Others may have them."""
+        path = self.directory / "prompts.json"
+        known = json.loads(path.read_text(encoding="ascii")) if path.exists() else {}
+        if str(round) not in known:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            kept = {old: n for old, n in known.items() if round - self.keep <= int(old)}
+            known = {**kept, str(round): count}
+            write_whole(path, json.dumps(known), sync=False)
+        return int(known[str(round)])
 
     def offer_again(self, round: int) -> None:
         """Offer the rounds before ``round`` again, after a restart. Later ones may come out otherwise: drop them."""

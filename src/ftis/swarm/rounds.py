@@ -500,7 +500,7 @@ class Rounds:
         messages: dict[str, bytes] = {}
         late: list[tuple[str, int, bytes]] = []
         missing: list[str] = []
-        offered_only: list[str] = []
+        offered_only: dict[str, int] = {}
         for name, other in self._others.items():
             has_delivered = other.has_delivered(round)
             for of_round in sorted(found for found in other.contents if found <= round):
@@ -511,7 +511,7 @@ class Rounds:
                 elif name in wanted and of_round >= max(self._oldest, self._first_round):
                     late.append((name, of_round, data))
             if name in wanted and round in other.offers_only and has_delivered:
-                offered_only.append(name)
+                offered_only[name] = len(other.offers[round].items)
             elif name not in messages:
                 missing.append(name)
             other.forget_before(self._oldest)
@@ -519,7 +519,7 @@ class Rounds:
         rejections, self._rejections = tuple(self._rejections), []
         self._rejected.clear()
         waited = {name: self._waited.get(name, 0.0) for name in wanted}
-        return Collected(messages, tuple(missing), tuple(late), tuple(offered_only), rejections, waited)
+        return Collected(messages, tuple(missing), tuple(late), offered_only, rejections, waited)
 
     def _in_words(self, names: Collection[str], now: float | None = None) -> str:
         """Peers with their states. With ``now``, those that are gone say how long."""

@@ -13,13 +13,14 @@ only make the other one sample more, up to the bound.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median_high
 from typing import Any
 
 from ftis.config import Recipe
 from ftis.metric_keys import peer_key
+from ftis.records.reading import RoundRow
 
 ROUNDS = 4
 """The rounds whose mean seconds count: a first round, which takes longer, is soon forgotten."""
@@ -35,6 +36,7 @@ class Share:
         group: rollouts of a prompt.
         each: in the last rounds, seconds of sampling a prompt.
         besides: in the last rounds, the seconds of all else except waiting.
+        drawn: the last round's seconds of a draw beside the learner, and of all except waiting.
     """
 
     own: str
@@ -43,20 +45,39 @@ class Share:
     group: int
     each: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
     besides: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
+    drawn: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, own: str) -> Share:
         """The peer's share in a swarm. It is always the equal one if the recipe says so."""
         return cls(own, recipe.prompts_per_peer, recipe.most_prompts_per_peer, recipe.rollouts_per_group)
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether the share never changes."""
+        return self.most == self.equal
+
     def took(self, metrics: Mapping[str, Any]) -> None:
-        """Note a finished round. A draw beside the learner counts with all its seconds."""
+        """Note a finished round. A draw beside the learner counts with all its seconds, and is of the next round."""
         prompts = metrics.get(peer_key(self.own, "admitted"), 0) / self.group
-        if self.most == self.equal or not prompts:
+        if self.is_equal or not prompts:
             return
-        sampling = metrics.get("time/draw", metrics["time/sample"])
-        self.each.append(max(sampling / prompts, 1e-6))
-        self.besides.append(max(metrics["step_time"] - metrics["time/wait"] - sampling, 0.0))
+        seconds = metrics["step_time"] - metrics["time/wait"]
+        measured, self.drawn = self.drawn, None
+        if "time/draw" in metrics:
+            self.drawn = metrics["time/draw"], seconds
+        elif measured is None:
+            measured = metrics["time/sample"], seconds
+        if measured is not None:
+            sampling, seconds = measured
+            self.each.append(max(sampling / prompts, 1e-6))
+            self.besides.append(max(seconds - sampling, 0.0))
+
+    def resume(self, rounds: Iterable[RoundRow], step: int) -> None:
+        """Note the rounds before a restart, up to the checkpoint after ``step`` of them."""
+        for row in rounds:
+            if row.step <= step:
+                self.took(row.measures)
 
     @property
     def seconds(self) -> float:
