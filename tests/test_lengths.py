@@ -153,6 +153,7 @@ class OneAtATime:
         self, policy: Any, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         (length,) = {len(prompt) for prompt in prompt_ids}
+        assert decoding.kept is None  # keys from before a switch are not those behind it
         last = length + decoding.max_completion_length - 1  # the longest row that predicts a token
         assert not length <= SWITCH < last
         rng = np.random.default_rng(seed)
@@ -169,7 +170,7 @@ def test_rows_of_one_length_are_drawn_together_and_begin_again_behind_a_switch(
     lengths: list[int], repeats: int, most: int, seed: int
 ) -> None:
     policy: Any = type("P", (), {"end_ids": frozenset({END})})
-    groups = OneLength(OneAtATime(), SWITCH)(policy, rows_of(lengths), repeats, Decoding(most), seed)
+    groups = OneLength(OneAtATime(), SWITCH)(policy, rows_of(lengths), repeats, Decoding(most).keeping(), seed)
     assert [len(group) for group in groups] == [repeats] * len(lengths)
     for length, group in zip(lengths, groups, strict=True):
         for rollout in group:

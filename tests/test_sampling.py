@@ -25,6 +25,7 @@ from ftis.engines import slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.generate import _generated, generate_sampler
+from ftis.engines.rows import whole_rows
 from ftis.engines.samplers import InPlace, open_sampler
 from ftis.engines.slots import SlotCache
 from ftis.engines.stops import Stopping
@@ -470,10 +471,10 @@ def test_generate_takes_whole_groups_within_the_batch_size(
 ) -> None:
     sizes, seeds = [], []
 
-    def recording(policy: Any, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, cache: bool) -> Any:
+    def recording(policy: Any, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, *rest: Any) -> Any:
         sizes.append(len(prompt_ids))
         seeds.append(seed)
-        return _generated(policy, prompt_ids, repeats, decoding, seed, cache)
+        return _generated(policy, prompt_ids, repeats, decoding, seed, *rest)
 
     monkeypatch.setattr("ftis.engines.generate._generated", recording)
     for batch_size in (0, 100, 28, 27, 12, 8, 4, 1):
@@ -683,16 +684,18 @@ def test_waiting_prompts_take_the_place_of_rows_that_ended(
         check_ends(rollout, ENDS, 20)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
-    st.sampled_from([*((kind, {}) for kind in KINDS), ("sliding", WIDE_WINDOW), ("gemma3", WIDE_WINDOW)]),
-    st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    st.integers(1, 3),
-    st.sampled_from([0, 3]),
-    st.sampled_from([0.0, 1e12]),
-    st.randoms(use_true_random=False),
+    sampler=st.sampled_from([builtin_sampler, generate_sampler]),
+    kind=st.sampled_from([*((kind, {}) for kind in KINDS), ("sliding", WIDE_WINDOW), ("gemma3", WIDE_WINDOW)]),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    repeats=st.integers(1, 3),
+    batch_size=st.sampled_from([0, 3]),
+    worth_dropping=st.sampled_from([0.0, 1e12]),
+    random=st.randoms(use_true_random=False),
 )
 def test_turns_that_go_on_are_those_that_are_read_again(
+    sampler: Draw,
     tiny_policy: TinyPolicy,
     kind: tuple[str, dict[str, Any]],
     lengths: list[int],
@@ -708,9 +711,9 @@ def test_turns_that_go_on_are_those_that_are_read_again(
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(WORTH_DROPPING, "cpu", worth_dropping)
         for turn in range(3):
-            groups = builtin_sampler(policy, prompts, repeats if turn == 0 else 1, decoding, 0, batch_size)
+            groups = sampler(policy, prompts, repeats if turn == 0 else 1, decoding, 0, batch_size)
             if turn:
-                again = builtin_sampler(policy, prompts, 1, Decoding(4, temperature=0.0), 0)
+                again = sampler(policy, prompts, 1, Decoding(4, temperature=0.0), 0)
                 assert tokens(groups) == tokens(again)
                 for one, other in zip(flat(groups), flat(again), strict=True):
                     np.testing.assert_allclose(one.gen_logp, other.gen_logp, atol=1e-4)
@@ -729,14 +732,11 @@ def test_kept_keys_and_values_may_differ_in_heads_and_width() -> None:
     ]
     part = slots.KeptPart(torch.tensor([0, 1]), torch.tensor([1, 2]), layers)
     rows = slots.KeptRows([part], rows_of([4, 3]))
-    taken: list[tuple[torch.Tensor, torch.Tensor]] = []
-    layer: Any = SimpleNamespace(take=lambda keys, values, n: taken.append((keys, values)))
-    cache: Any = SimpleNamespace(slots=[layer, layer], capacity=6)
-    rows.put_into(cache, [(0, 1, 2), (0, 0, 3)], [1, 0], 3)
-    for kept, filled in zip(layers, taken, strict=True):
+    for kept, filled in zip(layers, rows.taken([(0, 1, 2), (0, 0, 3)], [1, 0], 3, capacity=6), strict=True):
         for held, put in zip(kept, filled, strict=True):
             assert torch.equal(put[0, :, 1:3], held[1, :, 2:4])
             assert torch.equal(put[1, :, :3], held[0, :, 1:4])
+            assert not put[:, :, 3:].any()
 
 
 def test_a_turn_reads_the_answer_and_the_token_before_it(
@@ -756,6 +756,26 @@ def test_a_turn_reads_the_answer_and_the_token_before_it(
     builtin_sampler(policy, rows_of([8]), 1, decoding, 0)  # whose beginning nobody drew
     assert read == [len(turns) * (1 + 2)]
     assert len(set(made)) == 1
+
+
+@pytest.mark.parametrize(("kind", "alone"), [("llama", True), ("qwen3.5", False), ("sliding", False)])
+def test_generate_reads_answers_alone_if_the_model_keeps_keys_and_values_of_all_tokens(
+    kind: str, alone: bool, tiny_policy: TinyPolicy
+) -> None:
+    policy, decoding, widths = tiny_policy(kind), Decoding(5).keeping(), list[int]()
+    policy.end_ids = ENDS
+    groups = generate_sampler(policy, PROMPTS, 2, decoding, 0, 4)
+    rows = whole_rows(PROMPTS, groups)
+    assert len({len(rollout) for rollout in flat(groups)}) > 1
+    turns = [np.concatenate(pair) for pair in zip(rows, rows_of([1, 3] * 6), strict=True)]
+    policy.model.register_forward_pre_hook(
+        lambda _, __, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    found = generate_sampler(policy, turns, 1, decoding, 0)
+    assert widths[0] == (3 + 1 if alone else max(map(len, turns)))
+    assert set(widths[1:]) <= {1}
+    for rollout, logp in zip(flat(found), learner_logps(policy, turns, found, 1.0), strict=True):
+        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
 
 
 def noted(function: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:

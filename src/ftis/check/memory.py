@@ -142,7 +142,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
     cache, within, refills = 0, cache_bytes(device), swarm.sampling.sampler != "transformers"
     kept_in = cached_number(dtype, refills)
     episodes = swarm.sampling.max_turns > 1 and any(task.environment for task in (swarm.task, *swarm.ood))
-    episodes = episodes and swarm.sampling.sampler in ("auto", "builtin")
+    episodes = episodes and swarm.sampling.sampler in ("auto", "builtin", "transformers")
     for groups, of_each, most in drawn:
         rows = groups * of_each
         keeps = episodes and rows * row_bytes(shape.config, longest + steps - 1, kept_in) <= within // 2

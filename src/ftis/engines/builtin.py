@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from transformers import LogitsProcessorList
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
-from ftis.engines.rows import as_groups, in_parts, left_padded
+from ftis.engines.rows import as_groups, in_parts, left_padded, whole_rows
 from ftis.engines.samplers import InPlace
 from ftis.engines.slots import (
     KeptPart,
@@ -27,9 +28,9 @@ from ftis.engines.slots import (
     SlotCache,
     cache_bytes,
     groups_at_a_time,
+    may_keep,
     parts_of_groups,
     prompts_prefilled,
-    row_bytes,
 )
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
@@ -81,7 +82,8 @@ def builtin_sampler(
     device, steps = policy.device, decoding.max_completion_length
     rows_fit_windows = rows_fit(attention_windows(policy.model), max(map(len, prompt_ids)) + steps)
     if not (rows_fit_windows or fuses(policy.model)):
-        return generate_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
+        again = replace(decoding, kept=None)  # what is kept here knows of no window
+        return generate_sampler(policy, prompt_ids, repeats, again, seed, batch_size)
     parts = parts_of_groups(policy, prompt_ids, repeats, steps)
     if parts > 1:
         return in_parts(builtin_sampler, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
@@ -127,12 +129,7 @@ def builtin_sampler(
     groups = as_groups(tokens_NT, logp_NT, ended_NT.argmax(-1) + 1, repeats)
     if decoding.kept is not None and rows.keeps:
         rows.keep(torch.arange(len(rows.number), device=device))
-        read = [
-            np.concatenate([ids, of.completion_ids])
-            for ids, group in zip(prompt_ids, groups, strict=True)
-            for of in group
-        ]
-        decoding.kept.rows = KeptRows(rows.left, read)
+        decoding.kept.rows = KeptRows(rows.left, whole_rows(prompt_ids, groups))
     return groups
 
 
@@ -175,8 +172,7 @@ class _Rows:
         self.keeps = False
         if decoding.kept is not None:
             self.kept, decoding.kept.rows, decoding.kept.weights = decoding.kept.rows, None, self.decoder
-            a_row = row_bytes(policy.model.config, self.positions, policy.compute_dtype.itemsize)
-            self.keeps = len(prompt_ids) * repeats * a_row <= cache_bytes(policy.device) // 2
+            self.keeps = may_keep(policy, prompt_ids, repeats, steps)
 
     def refill(self, n_prompts: int) -> Tensor:
         """Add groups of rows for the next waiting prompts, each prefilled once. Returns their logits [new rows, V]."""
@@ -198,7 +194,9 @@ class _Rows:
             start_P = np.array([longest - len(ids) for ids in prompts])
             known_P = start_P + np.array([n for _, _, n in found])
             read = int(known_P.min() if self.decoder is None else known_P.max())
-            self.kept.put_into(cache, found, start_P.tolist(), read)
+            of_layers = self.kept.taken(found, start_P.tolist(), read, cache.capacity)
+            for layer, (keys, values) in zip(cache.slots, of_layers, strict=True):
+                layer.take(keys, values, read)
             logits = (
                 self._read(cache, prompts, read)
                 if self.decoder is None

@@ -9,11 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer
 
-from ftis.engines.rows import as_groups, in_parts, left_padded
+from ftis.engines.rows import as_groups, in_parts, left_padded, whole_rows
 from ftis.engines.samplers import InPlace
-from ftis.engines.slots import groups_at_a_time, parts_of_groups
+from ftis.engines.slots import KeptPart, KeptRows, groups_at_a_time, may_keep, parts_of_groups
 from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
@@ -49,16 +57,37 @@ def generate_sampler(
         return in_parts(draw, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
     at_a_time = groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size, refills=False)
     groups: list[tuple[Rollout, ...]] = []
+    kept, before, held = decoding.kept if cache else None, None, list[KeptPart]()
+    if kept is not None:
+        before, kept.rows = kept.rows, None
+        kept = kept if may_keep(policy, prompt_ids, repeats, steps, slots=False) else None
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
-        groups += _generated(policy, prompt_ids[start : start + at_a_time], repeats, decoding, seed + number, cache)
+        some = prompt_ids[start : start + at_a_time]
+        drawn, part = _generated(policy, some, repeats, decoding, seed + number, cache, before)
+        groups += drawn
+        if kept is None or part is None:
+            kept = None
+        else:
+            held.append(part._replace(number=part.number + start * repeats))
+        del part  # else two batches' keys would be in memory
+    if kept is not None:
+        kept.rows = KeptRows(held, whole_rows(prompt_ids, groups))
     return groups
 
 
 def _generated(
-    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, cache: bool = True
-) -> list[tuple[Rollout, ...]]:
-    input_PT, mask_PT = left_padded(prompt_ids, policy.device)
-    input_NT, mask_NT = input_PT.repeat_interleave(repeats, 0), mask_PT.long().repeat_interleave(repeats, 0)
+    policy: Policy,
+    prompt_ids: Sequence[Ints],
+    repeats: int,
+    decoding: Decoding,
+    seed: int,
+    cache: bool = True,
+    before: KeptRows | None = None,
+) -> tuple[list[tuple[Rollout, ...]], KeptPart | None]:
+    """Draw one batch. Returns its rows' keys and values, too, if the model keeps these alone."""
+    rows = [ids for ids in prompt_ids for _ in range(repeats)]
+    known = None if before is None else _known(before, rows)
+    input_NT, mask_NT = left_padded(rows, policy.device)
     recorder, stops = LogpRecorder(), _Stops(policy, decoding.stop, input_NT.shape[1])
     ends = sorted(policy.end_ids)
     settings = GenerationConfig(
@@ -67,26 +96,54 @@ def _generated(
         eos_token_id=ends,
         pad_token_id=ends[0],
         use_cache=cache,
+        return_dict_in_generate=True,
         # Neutral: the warpers below apply the recipe's temperature and truncation, ahead of the recorder.
         **({} if decoding.greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
     )
     devices = [policy.device] if policy.device.type == "cuda" else []
     with torch.random.fork_rng(devices), _without_generation_defaults(policy.model), policy.precision():
         torch.manual_seed(seed)
-        output_NT = policy.model.generate(
+        found = policy.model.generate(
             input_ids=input_NT,
-            attention_mask=mask_NT,
+            attention_mask=mask_NT.long(),
             generation_config=settings,
             logits_processor=LogitsProcessorList([*decoding.warpers(), recorder]),
             stopping_criteria=StoppingCriteriaList([stops]),
+            **({} if known is None else {"past_key_values": known}),
         )
+    output_NT = found.sequences
     tokens_NT = output_NT[:, input_NT.shape[1] :]
     logp_NT = recorder.finish(output_NT)
     ended_NT = torch.isin(tokens_NT, torch.tensor(ends, device=tokens_NT.device))
     first_end_N = torch.where(ended_NT.any(-1), ended_NT.int().argmax(-1) + 1, tokens_NT.shape[1])
     for row, length in stops.length.items():  # behind it stands padding, which may be an end-of-sequence id
         first_end_N[row] = min(int(first_end_N[row]), length)
-    return as_groups(tokens_NT.int(), logp_NT, first_end_N, repeats)
+    return as_groups(tokens_NT.int(), logp_NT, first_end_N, repeats), _part(found.past_key_values, rows)
+
+
+def _known(before: KeptRows, rows: Sequence[Ints]) -> DynamicCache | None:
+    """The keys and values of rows up to the first place that one of them has not read; None: there are none."""
+    found = before.find(rows)
+    if found is None:
+        return None
+    skipped = _skipped(rows)
+    n = min(places + known for places, (_, _, known) in zip(skipped, found, strict=True))
+    return DynamicCache(before.taken(found, skipped, n, n)) if n else None
+
+
+def _part(past: Any, rows: Sequence[Ints]) -> KeptPart | None:
+    """A batch's keys and values; None if its cache holds something else, as states, or not all of them."""
+    plain = type(past) is DynamicCache and all(type(layer) is DynamicLayer for layer in past.layers)
+    if not plain:
+        return None
+    layers = [(layer.keys, layer.values) for layer in past.layers]
+    return KeptPart(torch.arange(len(rows)), torch.tensor(_skipped(rows), device=layers[0][0].device), layers)
+
+
+def _skipped(rows: Sequence[Ints]) -> list[int]:
+    """The places before each row's first token, as :func:`~ftis.engines.rows.left_padded` places it."""
+    longest = max(map(len, rows))
+    return [longest - len(ids) for ids in rows]
 
 
 class _Stops(StoppingCriteria):

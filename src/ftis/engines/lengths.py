@@ -142,6 +142,7 @@ class OneLength(Draw):
         batch_size: int = 0,
     ) -> list[tuple[Rollout, ...]]:
         drawn: dict[int, tuple[Rollout, ...]] = {}
+        decoding = replace(decoding, kept=None)  # behind a switch the keys before it are others
         for length in sorted({len(prompt) for prompt in prompt_ids}):
             chosen = [i for i, prompt in enumerate(prompt_ids) if len(prompt) == length]
             prompts = [prompt_ids[i] for i in chosen]

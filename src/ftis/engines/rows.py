@@ -83,3 +83,10 @@ def as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: int
         for n, length in enumerate(lengths)
     ]
     return [tuple(rollouts[start : start + repeats]) for start in range(0, len(rollouts), repeats)]
+
+
+def whole_rows(prompt_ids: Sequence[Ints], groups: Sequence[Sequence[Rollout]]) -> list[Ints]:
+    """Each completion behind its prompt."""
+    return [
+        np.concatenate([ids, of.completion_ids]) for ids, group in zip(prompt_ids, groups, strict=True) for of in group
+    ]

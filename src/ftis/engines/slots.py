@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +153,15 @@ def parts_of_groups(
     return parts_of_a_group(policy.model.config, longest, max_completion_length, number, repeats, within, refills)
 
 
+def may_keep(
+    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, max_completion_length: int, slots: bool = True
+) -> bool:
+    """Whether all completions fit half of :func:`cache_bytes`, so that their keys and values stay for another turn."""
+    places = max(map(len, prompt_ids)) + max_completion_length - 1  # a row's last token is fed to nothing
+    a_row = row_bytes(policy.model.config, places, cached_number(policy.compute_dtype, slots))
+    return len(prompt_ids) * repeats * a_row <= cache_bytes(policy.device) // 2
+
+
 class SlotLayer(DynamicLayer):
     """The slots of one layer: [rows, heads, capacity, width], the first ``used`` of them filled."""
 
@@ -278,10 +287,14 @@ class KeptRows:
             found.append((*place, n - 1))
         return found
 
-    def put_into(
-        self, cache: SlotCache, found: Sequence[tuple[int, int, int]], skipped_N: Sequence[int], n: int
-    ) -> None:
-        """Fill the first ``n`` slots of an empty cache. ``skipped_N``: the slots before each row's first token."""
+    def taken(
+        self, found: Sequence[tuple[int, int, int]], skipped_N: Sequence[int], n: int, capacity: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, [rows, heads, capacity, width], with the first ``n`` slots filled.
+
+        Args:
+            skipped_N: the slots before each row's first token.
+        """
         part_N, row_N, _ = np.array(found).T
         device = self.parts[0].start.device
         skipped = torch.tensor(skipped_N, device=device)
@@ -300,18 +313,17 @@ class KeptRows:
             heads = torch.arange(n_heads, device=device)[:, None]
             return ((rows * n_heads + heads) * most + slot.clamp(0, most - 1)).flatten()
 
-        for number, layer in enumerate(cache.slots):
+        for number, layer in enumerate(self.parts[0].layers):
             sides = []
-            for side in (0, 1):
-                like = self.parts[0].layers[number][side]  # keys and values differ in shape, and so do layers
+            for side, like in enumerate(layer):  # keys and values differ in shape, and so do layers
                 n_heads, width = like.shape[1::2]
-                slots = like.new_zeros(len(found), n_heads, cache.capacity, width)
+                slots = like.new_zeros(len(found), n_heads, capacity, width)
                 for move, (part, mine, _, _) in enumerate(moves):
                     held = part.layers[number][side]
                     moved = held.view(-1, width).index_select(0, lines(move, n_heads, held.shape[2]))
                     slots[:, :, :n].index_copy_(0, mine, moved.view(len(mine), n_heads, n, width))
                 sides.append(slots)
-            layer.take(sides[0], sides[1], n)
+            yield sides[0], sides[1]
 
 
 class KeptPart(NamedTuple):
