@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -38,7 +39,7 @@ from ftis.config import PromptConfig, RecipeError
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import Calculator, calculated
 from ftis.environments.contract import open_environment
-from ftis.environments.play import MARK, OVERDUE, Player, _require_tools
+from ftis.environments.play import MARK, OVERDUE, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.peer import Drawn
 from ftis.prompts import TaskError
@@ -47,6 +48,7 @@ from ftis.records.files import checkpoint_path
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout, ScoredGroup
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
+from ftis.run.prepare import _owns_reward
 from ftis.run.provenance import agreed_modules
 from ftis.run.runs import run as train
 from ftis.sampling import Decoding
@@ -269,10 +271,11 @@ def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
     for call in ("{", "[]", '{"name": "spend"}', '{"name": "reset"}', '{"name": "earn", "arguments": {"stones": 1}}'):
         text, reward = after(call)
         assert (reward, "error" in text) == (0.0, True), call
-    _require_tools(play)
+    require_tools(play.environment.tools, play.config, play.tokenizer)
     for template in ("", CHATML):
+        other = player("toys_of_turns.Wallet", template=template)
         with pytest.raises(TaskError, match=r"task\.environment with tools"):
-            _require_tools(player("toys_of_turns.Wallet", template=template))
+            require_tools(other.environment.tools, other.config, other.tokenizer)
 
 
 def test_peers_compare_how_they_write_an_answer() -> None:
@@ -354,6 +357,23 @@ def test_an_environment_that_answers_otherwise_the_second_time_is_named() -> Non
     judge = Admitter(dataclasses.replace(TERMS, prompts=[ASKED]), score, play.detokenize, episodes=play)
     with pytest.raises(EpisodeError, match="other answers"):
         judge.score_group(Group("ada", 0, 0, (own, own)))
+
+
+@pytest.mark.parametrize(("path", "alike"), [("Echo", True), ("Wallet", True), ("Stuck", True), ("Hashed", False)])
+def test_an_environment_plays_alike_in_two_processes(path: str, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    environment = open_environment(f"toys_of_turns.{path}")
+    with contextlib.nullcontext() if alike else pytest.raises(EpisodeError, match="second process"):
+        environment.require_alike([ASKED, Prompt(1, "0+1", "1")])
+    assert environment.helper is not None
+    assert environment.helper._process is None
+
+
+def test_a_class_is_not_made_to_know_whether_it_gives_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Mock(side_effect=AssertionError)
+    for of in (Echo, Priceless):
+        monkeypatch.setitem(GIVEN, "given.one", type("One", (of,), {"__init__": made}))
+        assert _owns_reward("given.one") == (of is Priceless)
 
 
 @pytest.mark.parametrize("reward", [None, True, "1", math.nan, math.inf])

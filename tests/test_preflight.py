@@ -143,6 +143,20 @@ def test_what_does_not_end_although_it_could() -> None:
     assert "sampling.stop" not in said
 
 
+def test_advice_for_an_environment_is_about_its_episodes() -> None:
+    task = {"name": "clock", "options": {"operators": 2}, "environment": "guess"}
+    for reward in ({}, {"function": "test_preflight.refused"}):
+        recipe = plain_recipe(task=task, reward=reward, sampling={"max_turns": 3})
+        assert about_reward(recipe, load_task(recipe.task)) == []
+        for rewards, key in ((NONE, "sampling.max_turns"), (SOME, "max_completion_length"), ([[1.0] * 4] * 4, "")):
+            said = advice(sounding(rewards, unfinished=0 if rewards is NONE else 16), recipe)
+            assert len(said) == 1 + (not key)
+            assert key in said[0]
+            for line in said:
+                assert "episodes" in line
+                assert not any(word in line for word in ("answers", "completions", "prompt.", "sampling.stop", "below"))
+
+
 def lengths(prompts: Any, completions: list[str], completion_ids: Any, **columns: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 

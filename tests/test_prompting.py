@@ -98,6 +98,15 @@ def test_the_text_of_an_environment_counts(
         assert look_at_prompts(arms_of(recipe), [[task_of(*QUESTIONS)]]) == []
 
 
+def test_tools_want_a_template_that_writes_calls(tiny_model_dir: TinyModelDir, chat_model: Chat) -> None:
+    for model in (tiny_model_dir(), chat_model()):
+        recipe = recipe_of(model)
+        task = recipe.task.model_copy(update={"environment": "toys_of_turns.Wallet"})
+        message = refused(recipe.model_copy(update={"task": task}), task_of("1+1="))
+        assert message.startswith("task.environment with tools")
+        assert str(model) in message
+
+
 def test_prompts_are_looked_at_once(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     (arm,), loaded = arms_of(recipe_of(tiny_model_dir())), list[str]()
 

@@ -82,6 +82,13 @@ class Moody(Echo):
         return "+" * Moody.replies
 
 
+class Hashed(Echo):
+    """Hides a number that depends on its process."""
+
+    def get_reward(self) -> float:
+        return float(hash(self.answer))
+
+
 class Fragile(Echo):
     def reply(self, text: str) -> str | None:
         raise KeyError(text)

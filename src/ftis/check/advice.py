@@ -156,15 +156,18 @@ def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
     n, sampling = outcome.completions, recipe.sampling
     said = _about_rewards(outcome, recipe)
     if outcome.unfinished > n / 2:
+        longer = (
+            "raise sampling.max_completion_length",
+            {"sampling.max_completion_length": 2 * sampling.max_completion_length},
+        )
         end: Way = ("show in prompt.examples how they end", {"prompt.examples": AN_EXAMPLE})
         if not sampling.stop:
             end = (
                 "end them by sampling.stop, as in stop = ['\\n'] where an answer is a line",
                 {"sampling.stop": ["\n"]},
             )
-        longer = {"sampling.max_completion_length": 2 * sampling.max_completion_length}
-        ways = _ways(recipe, [end, ("raise sampling.max_completion_length", longer)])
-        said.append(f"{outcome.unfinished} of {n} completions do not end: {ways}")
+        ways = _ways(recipe, [longer] if recipe.task.environment else [end, longer])
+        said.append(f"{outcome.unfinished} of {n} {_drawn(recipe)} do not end: {ways}")
     return said
 
 
@@ -198,6 +201,10 @@ def _in_a_box(question: str, answer: str) -> str:
     return Template(IN_A_BOX).substitute({key: json.dumps(text, ensure_ascii=False) for key, text in texts.items()})
 
 
+def _drawn(recipe: Recipe) -> str:
+    return "completions" if recipe.task.environment is None else "episodes"
+
+
 def _asks_plainly(recipe: Recipe, example: tuple[str, str] | None) -> bool:
     return not recipe.prompt.system_prompt and recipe.reward.extract == ("boxed" if example else "last_number")
 
@@ -210,6 +217,9 @@ def _easier(recipe: Recipe, or_else: str = "") -> str:
     """The ways to more right answers, then ``or_else``, and where they are shown. Each easier task is loaded."""
     prompt = recipe.prompt
     easier = f"give easier problems ({', '.join(easier_tasks(recipe)) or 'in the data'})"
+    if recipe.task.environment is not None:
+        turns = _ways(recipe, [("raise sampling.max_turns", {"sampling.max_turns": recipe.sampling.max_turns + 2})])
+        return f"{easier}, or {turns}{or_else}" if turns else f"{easier}{or_else}"
     if _shows(recipe):
         return f"{easier}{or_else}"
     shown = "show the worked ones" if prompt.examples else "show worked ones in prompt.examples"
@@ -264,14 +274,14 @@ def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
         shown = "" if _asks_plainly(recipe, outcome.example) and _shows(recipe) else f", {BELOW}"
         return [f"the format is right in {formats} of {n} completions: {ways}{shown}"]
     if outcome.reward > 0.9 and (answers is None or answers > 0.9 * n):
-        return ["nearly all completions earn the reward already: give harder problems"]
+        return [f"nearly all {_drawn(recipe)} earn the reward already: give harder problems"]
     if answers is not None and answers < n / 10:
         raised = f", or {ways}" if answers and (ways := _ways(recipe, [more])) else ""
         return [f"{answers} of {n} answers are right: {_easier(recipe, raised)}"]
     if outcome.reward < 0.1:
         earned = sum(reward > 0 for group in outcome.rewards for reward in group)
         raised = f", or {ways}" if (ways := _ways(recipe, [more])) else ""
-        return [f"{earned} of {n} completions earn a reward: {_easier(recipe, raised)}"]
+        return [f"{earned} of {n} {_drawn(recipe)} earn a reward: {_easier(recipe, raised)}"]
     ways = _ways(recipe, [more]) or "give other problems"
     return [
         f"about {outcome.with_signal:.0f} of a round's {outcome.groups_a_round} groups carry signal, in the others "

@@ -127,7 +127,7 @@ def about_reward(recipe: Recipe, task: Task) -> list[str]:
         CountError: it does not return one number for each completion. An evaluation of single completions may not
             show that.
     """
-    if is_built_in(recipe.reward):
+    if is_built_in(recipe.reward) or recipe.task.environment is not None:  # which scores no answer, but an episode
         return []
     score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
     answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))

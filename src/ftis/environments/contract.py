@@ -151,6 +151,25 @@ class Environment:
                 raise EpisodeError(found["error"])
             yield Transcript(*found["played"])
 
+    def require_alike(self, prompts: Sequence[Prompt]) -> None:
+        """Play a turn of each problem in two processes, and compare its answers and rewards.
+
+        Raises:
+            EpisodeError: they differ, or as :meth:`play_all`.
+        """
+        calls = "".join(f'<tool_call>{{"name": "{name}"}}</tool_call>' for name in self.tools)
+        episodes, plays = [Actions(prompt, [calls or prompt.answer]) for prompt in prompts], list[list[Transcript]]()
+        for _ in range(2):
+            plays.append(list(self.play_all(episodes, sys.maxsize)))
+            self.stop()  # the next process has another seed of Python's hash()
+        for prompt, one, other in zip(prompts, *plays, strict=True):
+            if one != other and not (one.overdue or other.overdue):
+                raise EpisodeError(
+                    f"task.environment {self.path!r} played item {prompt.item} otherwise in a second process: make "
+                    f"answers and rewards depend on the row, the seed and the actions alone; Python's hash() of a text "
+                    f"differs between processes"
+                )
+
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of ``reset``."""

@@ -21,7 +21,7 @@ from ftis.policy import Policy, positions_of
 from ftis.prompts import TaskError
 from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout
 from ftis.sampling import Decoding, Draw
-from ftis.tasks.rendering import chat_text, is_chat, render_prompt
+from ftis.tasks.rendering import Tool, chat_text, is_chat, render_prompt
 from ftis.text.messages import at_most
 from ftis.text.turns import turn_stops
 
@@ -383,19 +383,30 @@ def player_of(task: TaskConfig, recipe: Recipe, policy: Policy) -> Player | None
         sampling.max_completion_length,
         sampling.max_turns,
     )
-    if environment.tools:
-        _require_tools(player)
+    require_tools(environment.tools, player.config, player.tokenizer)
     return player
 
 
-def _require_tools(player: Player) -> None:
-    """Compare a call that the chat template writes with the call that is read from it."""
-    name, where = next(iter(player.environment.tools)), "task.environment with tools"
-    if not is_chat(player.config, player.tokenizer):
-        raise TaskError(f"{where} wants a chat template: take another model, or an environment with reply(text)")
+def require_tools(tools: Mapping[str, Tool], config: PromptConfig, tokenizer: Any) -> None:
+    """Compare a call that the chat template writes with the call that is read from it.
+
+    Args:
+        tools: an environment's by name; none want no template.
+
+    Raises:
+        TaskError: there is no chat template, or it writes another call.
+    """
+    if not tools:
+        return
+    name, where, model = next(iter(tools)), "task.environment with tools", tokenizer.name_or_path
+    if not is_chat(config, tokenizer):
+        raise TaskError(
+            f"{where} wants a chat template, and prompts for {model} have none: take another model, or an environment "
+            f"with reply(text)"
+        )
     call = {"type": "function", "function": {"name": name, "arguments": {"x": "1"}}}
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    text = player.tokenizer.apply_chat_template(messages, tokenize=False, tools=list(player.environment.tools.values()))
+    text = tokenizer.apply_chat_template(messages, tokenize=False, tools=list(tools.values()))
     written = CALL.findall(text.rpartition("?")[2])
     try:
         (read,) = map(json.loads, written)
@@ -403,6 +414,6 @@ def _require_tools(player: Player) -> None:
         read = None
     if read != {"name": name, "arguments": {"x": "1"}}:
         raise TaskError(
-            f"{where}: this chat template does not write calls as <tool_call>{{…}}</tool_call>: take another model, or "
-            f"an environment with reply(text)"
+            f"{where}: the chat template of {model} does not write calls as <tool_call>{{…}}</tool_call>: take another "
+            f"model, or an environment with reply(text)"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ from ftis.rewards.scoring import RewardError, is_built_in, kind_of_answers, load
 from ftis.run.assembly import check_names
 from ftis.run.prompting import look_at_prompts
 from ftis.schedule import assigned
+from ftis.seams import ENVIRONMENTS, look_up
 from ftis.tasks.problems import load_task, require_unseen
 from ftis.text.messages import end_of_text
 from ftis.text.token_bytes import TokenBytes
@@ -99,7 +101,9 @@ def _of_environment(config: TaskConfig) -> list[str]:
 
 
 def _owns_reward(environment: str) -> bool:
-    return open_environment(environment, apart=False).owns_reward
+    """Whether an environment gives the reward itself. Making one may be dear, so a class tells."""
+    made = look_up(environment, "task.environment", ENVIRONMENTS)
+    return hasattr(made if inspect.isclass(made) else open_environment(environment, apart=False).instance, "get_reward")
 
 
 def _check_place(directory: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from ftis.engines.models import generation_defaults, load_config, load_tokenizer
 from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
 from ftis.environments.contract import open_environment
+from ftis.environments.play import require_tools
 from ftis.models import starters
 from ftis.policy import own_ends, positions_of
 from ftis.prompts import Task
@@ -28,6 +29,8 @@ SPECIAL = 16
 """Tokens of a prompt that may stand for no text: those that a tokenizer or a chat template adds."""
 MOST_BEGUN = 64
 """Problems of a task whose episodes are begun to see their prompts: those with the longest questions."""
+MOST_COMPARED = 16
+"""Those among them of which a turn is played in two processes."""
 ANSWER = "ANSWER"
 """A stand-in for a completion, behind which a turn's end is looked for."""
 
@@ -43,7 +46,8 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
 
     Raises:
         RecipeError: a stop string holds a token that text leaves out.
-        TaskError: a chat template refuses a problem's messages.
+        TaskError: a chat template refuses a problem's messages, or an environment's tools.
+        EpisodeError: an environment fails, or depends on its process.
         RunError: a prompt with its completion is longer than the model, holds a token without embedding, or asks for
             tags that text leaves out.
     """
@@ -63,7 +67,8 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         check_stop(recipe.sampling.stop, tokenizer, models[0])
         _require_tags(models[0], recipe, tokenizer)
         for tools, problems in _begun(recipe, of_arm):
-            require_fit(models[0], place, recipe.prompt, most, tokenizer, problems, tools)
+            require_tools(tools, recipe.prompt, tokenizer)
+            require_fit(models[0], place, recipe.prompt, most, tokenizer, problems, list(tools.values()))
         lines += [f"{', '.join(models)}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
     return list(dict.fromkeys(lines))
 
@@ -77,7 +82,7 @@ def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> lis
     return [text for text in found if text]
 
 
-def _begun(recipe: Recipe, tasks: Sequence[Task]) -> Iterator[tuple[list[Tool], list[tuple[str, Prompt]]]]:
+def _begun(recipe: Recipe, tasks: Sequence[Task]) -> Iterator[tuple[Mapping[str, Tool], list[tuple[str, Prompt]]]]:
     """Of each environment, and of none: its tools, and the problems as its episodes begin, each with its name."""
     plain: list[tuple[str, Prompt]] = []
     for n, (config, task) in enumerate(zip((recipe.task, *recipe.ood), tasks, strict=True)):
@@ -93,10 +98,11 @@ def _begun(recipe: Recipe, tasks: Sequence[Task]) -> Iterator[tuple[list[Tool], 
         environment = open_environment(config.environment)
         try:
             begun = [(name, environment.begun(problem)) for name, problem in longest]
+            environment.require_alike([problem for _, problem in longest[:MOST_COMPARED]])
         finally:
             environment.stop()
-        yield list(environment.tools.values()), begun
-    yield [], plain
+        yield environment.tools, begun
+    yield {}, plain
 
 
 def _require_tags(model: str, recipe: Recipe, tokenizer: Any) -> None:
