@@ -12,7 +12,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
@@ -22,7 +21,6 @@ from ftis.metric_keys import peer_key
 from ftis.recipe.arms import arm_configs
 from ftis.recipe.parsing import parse, with_arm
 from ftis.records.writing import Records
-from ftis.view import report
 from ftis.view.tables import print_comparison
 
 ROUNDS = 4
@@ -246,13 +244,6 @@ def joined(directory: Path, scene: Scene) -> Path:
     known = json.loads((run / "provenance.json").read_text())
     (run / "provenance.json").write_text(json.dumps({**known, "joined": "small"}))
     return run
-
-
-def without_drawing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Write no figures; returns the list that the names of those that would be written go into."""
-    asked: list[str] = []
-    monkeypatch.setattr(report, "write_figures", lambda directory, panels: asked.extend(panel.name for panel in panels))
-    return asked
 
 
 def comparison(

@@ -332,7 +332,10 @@ def test_the_terminal_has_every_verdict_within_its_width(
     for found in (results, two):
         text = printed(found)
         assert all(sentence in text for sentence in headlines(found))
-        assert all(c["text"] in text for c in (*found["comparisons"], *found["together"]))
+        for c in (*found["comparisons"], *found["together"]):
+            difference = f"{c['mean']:+z.3f} [{c['low']:+z.3f}, {c['high']:+z.3f}]".replace("-", "−")
+            label = c["label"] if c["label"] in ("better", "worse") else "not shown"
+            assert (f"{difference} {label}" if "peer" in c else difference) in text, c
     arms = ({"name": "alone", "collaborate": False}, {"name": "a" * 64})
     long = compare(Scene(tmp_path, peers=("n" * 64, "m" * 64), arms=arms, seeds=(0, 1), ood=False).write())
     for found in (results, two, long):

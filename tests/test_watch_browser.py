@@ -101,21 +101,16 @@ def test_a_round_s_end_is_there_within_two_seconds_and_a_script_is_text(
     page, asked, wrong = page_at(browser, server.address)
     small = page.locator("#glance .peer", has_text="small").first
     assert "round 2 of 4" in small.inner_text()
-    page.locator("details.all > summary").first.click()
-    page.locator(".find").first.fill("evil.example")
+    page.locator("#completions details > summary").nth(1).click()
     page.locator("input[value=tokens]").check()
     end_round(run, "small")
     small.get_by_text("round 3 of 4").wait_for(timeout=2000)
     # What the reader did is as it was, and what models wrote is text.
-    assert page.locator("details.all").first.get_attribute("open") is not None
-    assert page.locator(".find").first.input_value() == "evil.example"
+    assert page.locator("#completions details").nth(1).get_attribute("open") is not None
     assert page.locator("input[value=tokens]").is_checked()
     assert page.locator(".charts.over-tokens").is_visible()
     assert not page.locator(".charts.over-rounds").is_visible()
-    assert "12 of 12" in page.locator(".found").first.inner_text()
-    page.locator(".find").first.fill("nothing like it")
-    assert "0 of 12" in page.locator(".found").first.inner_text()
-    assert "<script>alert('x')</script>" in (page.locator(".listed").first.text_content() or "")
+    assert "<script>alert('x')</script>" in (page.locator("#completions .question").first.text_content() or "")
     assert page.locator("main script, main img").count() == 0
     assert wrong == []
     assert {url.split("/")[2] for url in asked} == {server.address.split("/")[2]}

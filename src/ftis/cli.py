@@ -545,7 +545,7 @@ def export(
 def make_report(
     directory: Annotated[Path, typer.Argument(help="Of a run, or of a comparison over seeds.", show_default=False)],
 ) -> None:
-    """Write a page, figures and tables of a run or a comparison."""
+    """Write a page of a run or a comparison."""
     console.print(f"report: {report_on(directory)}")
 
 

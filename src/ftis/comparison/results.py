@@ -52,7 +52,7 @@ def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str,
     accuracy_of_mean    by split and arm: ``final`` of the mean over peers, where there are several
     comparisons         per split, baseline, peer and arm that is no baseline: the ``equal`` budget in words; ``mean``
                         of differences by seed with interval, p of the t-test (``p_value``), ``p_adjusted`` by Holm's
-                        method over ``comparisons`` and ``together``, and a verdict (``label``, ``text``)
+                        method over ``comparisons`` and ``together``, and the verdict (``label``)
     together            the same of the mean over peers
     budget              by arm and peer: means over seeds of totals; ``seconds`` are the peer's own work
     matched             per baseline and arms: the ``equal`` budget, and a sentence about both budgets
@@ -261,8 +261,8 @@ def differences_of(
     adjusted = stats.holm([difference.p_value for difference in differences])
     for c, (treatment, control), difference, p in zip(compared, both, differences, adjusted, strict=True):
         per_seed = {str(seed): t - b for seed, t, b in zip(study.seeds, treatment, control, strict=True)}
-        verdict = asdict(stats.verdict(difference, p, baseline=c["baseline"]))
-        found.append({**c, **asdict(difference), "per_seed": per_seed, "p_adjusted": p, **verdict})
+        label = stats.verdict(difference, p)
+        found.append({**c, **asdict(difference), "per_seed": per_seed, "p_adjusted": p, "label": label})
     return found
 
 

@@ -4,7 +4,7 @@ A seed is one observation. Arms share their seeds (splits, prompts, first weight
 seed for seed, and the luck of a seed cancels out. Values are accuracies, shares in 0 … 1. Tests are two-sided.
 An unusable argument raises ``ValueError`` with the remedy.
 
-The t-test is scipy's. Holm's correction, the cases without a spread and the verdict in words are written here.
+The t-test is scipy's. Holm's correction and the cases without a spread are written here.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CONFIDENCE = 0.95
 ROUNDING = 256 * float(np.finfo(np.float64).eps)
 """The most by which equal differences (0.3 − 0.2, 0.4 − 0.3) differ in floats, as a part of the largest accuracy."""
 
+Label = Literal["better", "worse", "no difference shown"]
 Floats = NDArray[np.float64]
 Values = Sequence[float] | Floats
 
@@ -59,13 +60,6 @@ class PairedDifference:
     high: float
     p_value: float
     n: int
-
-
-@dataclass(frozen=True)
-class Verdict:
-    label: Literal["better", "worse", "no difference shown"]
-    text: str
-    """The label as part of a sentence, with the numbers behind it."""
 
 
 def mean_interval(values: Values) -> Interval:
@@ -135,36 +129,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def verdict(difference: PairedDifference, p_adjusted: float | None = None, *, baseline: str) -> Verdict:
+def verdict(difference: PairedDifference, p_adjusted: float | None = None) -> Label:
     """The verdict in plain words: better or worse if p < ``ALPHA``, else no difference *shown*.
-
-    The interval in the text is uncorrected. If only the correction takes a difference away, the text gives both p.
 
     Args:
         p_adjusted: p by :func:`holm` if this is one of several comparisons; by default ``difference.p_value``.
-        baseline: the other arm's name: "better than alone by +0.043 (95% interval +0.012 to +0.074, 5 seeds)".
     """
     p = difference.p_value if p_adjusted is None else p_adjusted
     if not 0 <= p <= 1:
         raise ValueError(f"p = {p} is not within 0 … 1: take it from holm() over all comparisons")
-    by = f"{difference.mean:+z.3f}"
-    if difference.n < 2:
-        text = f"no difference shown from {baseline}: one seed cannot tell ({by}); run more"
-        return Verdict("no difference shown", text)
-    seeds = f"{difference.n} seeds"
-    if not math.isnan(difference.low):
-        percent, low, high = f"{100 * CONFIDENCE:g}%", f"{difference.low:+z.3f}", f"{difference.high:+z.3f}"
-        evidence = f"{by} ({percent} interval {low} to {high}, {seeds})"
-    else:
-        evidence = f"{by} in each of {seeds} (no spread, no interval: make sure that they are different runs)"
-    if p < ALPHA and difference.mean > 0:
-        return Verdict("better", f"better than {baseline} by {evidence}")
-    if p < ALPHA and difference.mean < 0:
-        return Verdict("worse", f"worse than {baseline} by {evidence}")
-    text = f"no difference shown from {baseline}: {evidence}"
-    if difference.p_value < ALPHA <= p:
-        text += f"; p = {difference.p_value:.2g} by itself is {p:.2g} among all comparisons"
-    return Verdict("no difference shown", text)
+    if p >= ALPHA or difference.n < 2 or not difference.mean:
+        return "no difference shown"
+    return "better" if difference.mean > 0 else "worse"
 
 
 def _sample(name: str, values: Values) -> Floats:

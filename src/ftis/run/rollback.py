@@ -1,8 +1,8 @@
 """Going back: a run's peers go on from an earlier checkpoint, and senders that the honesty test accused stay accused.
 
-A kill in the middle leaves a run that goes on from where it was or from where it goes back to, and never from between::
+A kill in the middle leaves a run that goes on from its old place or from its new one, and never from between::
 
-    check all → keep accusations → note → delete what is derived → delete newer checkpoints → cut records
+    check all → keep accusations → note → delete derived files → delete newer checkpoints → cut records
 
 Checkpoints are deleted from the oldest on. So a run goes on from its newest one until that is gone, and resuming itself
 cuts the records back to its checkpoint.
@@ -223,9 +223,7 @@ def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) 
 def _derived(directory: Path) -> list[Path]:
     """Files that were made from the records of the run, and from those of the experiment it belongs to."""
     places = [directory, *([directory.parent] if (directory.parent / EXPERIMENT).exists() else [])]
-    named = [place / name for place in places for name in DERIVED]
-    drawn = [path for place in places for kind in ("png", "svg") for path in sorted(place.glob(f"figures/*.{kind}"))]
-    return [path for path in [*named, *drawn] if path.exists()]
+    return [path for place in places for name in DERIVED if (path := place / name).exists()]
 
 
 def _carry_out(directory: Path, step: int, rollback: Rollback) -> None:

@@ -75,7 +75,7 @@ def card(trained: Trained, merged: bool) -> str:
         pipeline_tag="text-generation",
         tags=["ftis", "grpo"],
     )
-    how = {"full": "in full", "lora": f"through LoRA (r = {peer.lora_r})", "subset": "in part"}[peer.train]
+    how = f"through LoRA (r = {peer.lora_r})" if peer.train == "lora" else "in full"
     kept = " This is the adapter alone: it needs its base." if adapter else ""
     others = [f"{p.name} ({base_of(p.model).words})" for p in recipe.peers if p.name != peer.name]
     company = f"together with {counted(len(others), 'other model')}" if others else "alone"

@@ -36,7 +36,6 @@ INKS: Mapping[str, str] = {
     "rule": "#d9dee4",
     "bad": "#862237",
     "kept": "#2b6777",
-    "zero": "#c6ced6",
     "dropped": "#e8a33d",
     "weights": "#6a3d9a",
 }
@@ -189,14 +188,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """A chart that the report also writes into a file ``name``."""
-
-    name: str
-    chart: Chart
-
-
-@dataclass(frozen=True)
 class Tick:
     """A mark of an axis: its value and its text."""
 
@@ -222,7 +213,6 @@ class Plot:
 
     Args:
         x, y: the ends of the axes.
-        right: room beside the frame, in units of the drawing.
         y_ticks: marks of the axis; by default round numbers.
     """
 
@@ -234,11 +224,10 @@ class Plot:
         *,
         y_scale: Scale = linear,
         y_ticks: Sequence[Tick] | None = None,
-        right: int = RIGHT,
     ) -> None:
         self._x, self._y = _apart(*x), _apart(*y)
         self._scales = linear, y_scale
-        self._frame = (LEFT, TOP, WIDTH - right, HEIGHT - BOTTOM)
+        self._frame = (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
         self._names: list[tuple[float, str, str]] = []
         self._legend: list[tuple[str, str, float]] = []
         if y_ticks is None:
@@ -294,12 +283,6 @@ class Plot:
             self._marks.append(Area(edge, ink, opacity))
         elif points:
             self._marks.append(Polyline(edge, ink, 3, opacity=opacity))
-
-    def box(self, x: tuple[float, float], y: tuple[float, float], ink: str) -> None:
-        """Draw a rectangle."""
-        if y[1] > y[0]:
-            corners = [(x[0], y[0]), (x[1], y[0]), (x[1], y[1]), (x[0], y[1])]
-            self._marks.append(Area([self.place(*corner) for corner in corners], ink))
 
     def level(self, y: float, name: str, ink: str = "bad") -> None:
         """Draw a line across the frame, with its name."""

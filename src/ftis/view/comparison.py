@@ -1,6 +1,4 @@
-"""The results of an experiment or of a run with several arms: verdicts with cautions, curves over arms, accuracy with
-its tests, budgets and cost.
-"""
+"""The results of an experiment or of a run with several arms: accuracies with verdicts, curves, budgets and cost."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftis.check.formatting import amount, counted, number, p_text, seconds_text, true_minus
+from ftis.check.formatting import amount, counted, number, p_text, seconds_text
 from ftis.comparison.budgets import mean_spent
 from ftis.config import PeerConfig
 from ftis.records.reading import LAST_EVALUATIONS, VALIDATION, Study
@@ -19,7 +17,7 @@ from ftis.view.sections import (
     MOST_UNFOLDED,
     ArmLabel,
     Cell,
-    PanelRow,
+    ChartRow,
     Row,
     RowGroup,
     Section,
@@ -27,8 +25,6 @@ from ftis.view.sections import (
     split_heading,
     with_interval,
 )
-
-SYMBOLS = {"better": "▲", "worse": "▼", "no difference shown": "○"}
 
 
 def headlines(results: Mapping[str, Any]) -> list[str]:
@@ -77,52 +73,35 @@ def _by_label(compared: Sequence[Mapping[str, Any]]) -> str:
 
 
 @dataclass(frozen=True)
-class VerdictRow:
-    """An arm's verdict on one split; ``split`` is "" for validation, ``kind`` is "better", "worse" or "no"."""
-
-    arm: ArmLabel
-    split: str
-    kind: str
-    symbol: str
-    label: str
-    text: str
-
-
-@dataclass(frozen=True)
-class VerdictGroup:
-    """The verdicts against one baseline; ``equal`` names the budget that is the same, in words."""
-
-    baseline: ArmLabel
-    equal: str
-    verdicts: Sequence[VerdictRow]
-
-
-@dataclass(frozen=True)
-class Card:
-    """The verdicts on one peer, or on the mean over all; ``model`` names the model that it trains."""
-
-    peer: str
-    model: str
-    groups: Sequence[VerdictGroup]
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """The section of verdicts.
+class SplitAccuracy:
+    """The accuracy on one split.
 
     Attributes:
+        means: the table of means over peers; None with one peer, or if nothing is compared.
+        folded: whether the peers' own table is shown on request only, since there are many peers.
+    """
+
+    heading: str
+    means: Table | None
+    table: Table
+    folded: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The section of cautions, and of accuracies with their tests.
+
+    Attributes:
+        baselines: the arms that the others are compared with.
         comparisons: the number of comparisons that p is corrected for, in words; "" if there are none.
-        mean: the card of the mean over peers; None with one peer, or if nothing is compared.
-        folded: whether the peers' cards are shown on request only, since there are many.
+        splits: a table for each split; none while no seed is finished.
     """
 
     baselines: str
     comparisons: str
     last_evaluations: int
-    mean: Card | None
-    cards: Sequence[Card]
-    folded: bool
     cautions: Sequence[str]
+    splits: Sequence[SplitAccuracy]
 
 
 @dataclass(frozen=True)
@@ -135,8 +114,8 @@ class SplitCurves:
     """
 
     heading: str
-    mean: PanelRow | None
-    panels: PanelRow
+    mean: ChartRow | None
+    panels: ChartRow
     peers: int
     folded: bool
 
@@ -147,73 +126,26 @@ class Curves:
     splits: Sequence[SplitCurves]
 
 
-def verdicts(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdicts:
+def verdict(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdict:
     family = len(results["comparisons"]) + len(results["together"])
-    return Verdicts(
+    return Verdict(
         baselines=", ".join(results["baselines"]),
         comparisons=counted(family, "comparison") if family else "",
         last_evaluations=LAST_EVALUATIONS,
-        mean=_mean_card(study, results, styles) if results["together"] else None,
-        cards=[_card(study, study.recipe.peer(peer), results, styles) for peer in study.peer_names],
-        folded=len(study.peer_names) > MOST_UNFOLDED and bool(results["together"]),
         cautions=_cautions(study, results),
-    )
-
-
-def _card(study: Study, peer: PeerConfig, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
-    compared = [c for c in results["comparisons"] if c["peer"] == peer.name]
-    return Card(peer.name, model_in_words(peer), _groups(compared, styles))
-
-
-def _mean_card(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Card:
-    n = len(study.peer_names)
-    return Card("The mean over peers", f"{n} peers", _groups(results["together"], styles))
-
-
-def by_budget(comparisons: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """Comparisons in groups, by baseline and by the words for the budget that is equal."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for c in comparisons:
-        groups.setdefault((c["baseline"], c["equal"]), []).append(c)
-    return groups
-
-
-def _groups(compared: Sequence[Mapping[str, Any]], styles: Mapping[str, Style]) -> list[VerdictGroup]:
-    """The verdicts by baseline and budget."""
-    return [
-        VerdictGroup(
-            baseline=ArmLabel(baseline, styles[baseline].ink),
-            equal=equal,
-            verdicts=[_verdict(c, styles) for c in group],
-        )
-        for (baseline, equal), group in by_budget(compared).items()
-    ]
-
-
-def _verdict(comparison: Mapping[str, Any], styles: Mapping[str, Style]) -> VerdictRow:
-    arm, label = comparison["arm"], comparison["label"]
-    return VerdictRow(
-        arm=ArmLabel(arm, styles[arm].ink),
-        split="" if comparison["split"] == VALIDATION else comparison["split"],
-        kind=label.split()[0],
-        symbol=SYMBOLS[label],
-        label=label,
-        text=true_minus(comparison["text"].removeprefix(label)),
+        splits=accuracy(results, styles),
     )
 
 
 def model_in_words(peer: PeerConfig) -> str:
     """The model that a peer trains, and the part of it that is trained, in words."""
-    how = {"full": "trained in full", "lora": f"LoRA, r = {peer.lora_r}", "subset": "a subset trained"}[peer.train]
+    how = f"LoRA, r = {peer.lora_r}" if peer.train == "lora" else "trained in full"
     return f"{peer.model}, {how}"
 
 
 def _cautions(study: Study, results: Mapping[str, Any]) -> list[str]:
-    n = len(results["seeds"])
     cautions = [f"Seed {seed} is left out: {why}." for seed, why in results["left_out"].items()]
     cautions += [f"Arm {arm} was not run." for arm in results["not_run"]]
-    if results["comparisons"] and n == 1:
-        cautions.append("One seed cannot tell a difference from luck.")
     if results["elsewhere"]:
         cautions.append(
             f"This peer learned together with {', '.join(results['elsewhere'])}, whose records are on other machines: "
@@ -256,16 +188,13 @@ def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, S
     peers = len(results["peers"])
     mean, folded = None, peers > MOST_UNFOLDED
     if folded or results["together"]:
-        mean = PanelRow.of(figures.of_mean(results, split, styles, overs), len(overs))
-    panels = PanelRow.of(figures.of_split(results, split, styles, overs), len(overs) if len(overs) > 1 else peers)
+        mean = ChartRow.of(figures.of_mean(results, split, styles, overs), len(overs))
+    panels = ChartRow.of(figures.of_split(results, split, styles, overs), len(overs) if len(overs) > 1 else peers)
     return SplitCurves(split_heading(split), mean, panels, peers, folded)
 
 
 SHOWN = ("better", "worse")
 """The verdicts with which a difference counts as shown."""
-
-MOST_PEER_COLUMNS = 8
-"""The most peers with columns of their own: more would make the table of means wider than a page."""
 
 
 OF_ROLLOUTS = ("Rounds", "Trained on", "With gradient", "Generated", "Tokens trained on", "Tokens generated")
@@ -274,31 +203,8 @@ OF_TIME = ("Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent
 
 
 @dataclass(frozen=True)
-class SplitAccuracy:
-    """The accuracy on one split.
-
-    Attributes:
-        means: the table of means over peers; None with one peer, or if nothing is compared.
-        folded: whether the peers' own table is shown on request only, since there are many peers.
-    """
-
-    heading: str
-    means: Table | None
-    table: Table
-    folded: bool
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """The section of accuracy, with a table per split; ``compared`` is whether the tables have tests."""
-
-    compared: bool
-    splits: Sequence[SplitAccuracy]
-
-
-@dataclass(frozen=True)
 class Cost:
-    """The section of budgets and cost; ``matched`` are sentences on the amounts that arms have in common.
+    """The section of budgets and cost.
 
     Attributes:
         collaborative: whether the peers of any arm learn together, so that joining can have saved something.
@@ -307,32 +213,28 @@ class Cost:
         seconds: a table of each peer's seconds and bytes.
     """
 
-    matched: Sequence[str]
     collaborative: bool
     means: Sequence[Table]
     rollouts: Table
     seconds: Table
 
 
-def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> Accuracy | None:
-    """The section of accuracy; None while no seed is finished."""
-    if not results["seeds"]:
-        return None
+def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> list[SplitAccuracy]:
+    """The tables of accuracy, by split; none while no seed is finished."""
     splits = []
-    for s in results["splits"]:
+    for s in results["splits"] if results["seeds"] else ():
         means = _means_table(results, s, styles)
         folded = means is not None and len(results["peers"]) > MOST_UNFOLDED
         splits.append(SplitAccuracy(split_heading(s), means, _accuracy_table(results, s, styles), folded))
-    return Accuracy(bool(results["comparisons"]), splits)
+    return splits
 
 
 def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table | None:
-    """A row per arm: each peer's final accuracy if there are few, their mean, and its distance from each baseline."""
+    """A row per arm: the mean over peers, and its distance from each baseline."""
     compared = {(c["arm"], c["baseline"]): c for c in results["together"] if c["split"] == split}
     if not compared:
         return None
     peers, baselines = results["peers"], results["baselines"]
-    shown = peers if len(peers) <= MOST_PEER_COLUMNS else []
     rows: list[Row] = []
     for arm, measured in results["accuracy"][split].items():
         start = fmean(measured[peer]["start"]["mean"] for peer in peers)
@@ -340,12 +242,11 @@ def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, St
             [
                 _arm(arm, styles),
                 Cell(number(start)),
-                *(Cell(number(measured[peer]["final"]["mean"])) for peer in shown),
                 with_interval(results["accuracy_of_mean"][split][arm]["final"]),
                 *(_difference(compared.get((arm, baseline))) for baseline in baselines),
             ]
         )
-    head = ["Arm", "Start", *shown, "Mean", *(f"Against {baseline}" for baseline in baselines)]
+    head = ["Arm", "Start", "Final", *(f"Against {baseline}" for baseline in baselines)]
     return Table(f"Mean over {len(peers)} peers on {split}", head, [RowGroup(None, rows)])
 
 
@@ -359,7 +260,7 @@ def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str,
     """A row per arm and baseline; an arm's own accuracy stands in the first of its rows."""
     head = ["Arm", "Start", "Final"]
     if results["comparisons"]:
-        head += ["Against", "Difference", "p", "p, Holm"]
+        head += ["Against", "Difference", "p", "p, Holm", "Verdict"]
     groups = []
     for peer in results["peers"]:
         rows: list[Row] = []
@@ -384,6 +285,7 @@ def _test_cells(comparison: Mapping[str, Any]) -> list[Cell]:
         _difference(comparison),
         Cell(p_text(comparison["p_value"])),
         Cell(p_text(comparison["p_adjusted"]), strong=shown),
+        Cell(comparison["label"] if shown else "not shown", strong=shown),
     ]
 
 
@@ -399,7 +301,7 @@ def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) 
         of_mean: dict[str | None, Any] = {None: {arm: mean_spent(list(budget[arm].values())) for arm in arms}}
         means = _spent_tables(f"means over seeds and {len(peers)} peers", of_mean, styles)
     together = any(arm.config.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
-    return Cost([matched["text"] for matched in results["matched"]], together, means, rollouts, seconds)
+    return Cost(together, means, rollouts, seconds)
 
 
 def _spent_tables(
@@ -444,12 +346,11 @@ def _arm(name: str, styles: Mapping[str, Style]) -> Cell:
 
 
 def sections(study: Study, results: Mapping[str, Any]) -> list[Section]:
-    """Verdicts, curves over arms, accuracy, budgets and cost; a section without content is left out."""
+    """Accuracy with verdicts, curves over arms, budgets and cost; a section without content is left out."""
     styles = arm_styles(results["arms"], results["baselines"])
     found = [
-        Section("verdict", "Verdict", verdicts(study, results, styles)),
+        Section("verdict", "Verdict", verdict(study, results, styles)),
         Section("curves", "Learning curves", curves(study, results, styles)),
-        Section("accuracy", "Accuracy", accuracy(results, styles)),
         Section("cost", "Budgets and cost", cost(study, results, styles)),
     ]
     return [section for section in found if section.view is not None]

@@ -21,9 +21,6 @@ from ftis.view.exchanges import cap_of
 MOST_LEARNERS = 8
 """The most peers of an arm whose completions a page shows; with 64 peers it would show thousands."""
 
-MOST_LISTED = 200
-"""The most completions of one learner that a reader can search."""
-
 LOOK_BACK = 12
 """The number of last rounds in which the report looks for samples."""
 
@@ -77,25 +74,12 @@ class SampleView:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A completion in the searchable list."""
-
-    source: str
-    facts: str
-    question: str
-    completion: str
-    own: bool
-
-
-@dataclass(frozen=True)
 class Learner:
     """A peer and completions that it learned from.
 
     Attributes:
         round: its last recorded round, counted from 1.
         own, others: samples of its own completions, and of other peers'.
-        listed: searchable completions of that round; none in the report.
-        left_out: the number of completions of that round that are not listed.
         coloured: whether the tokenizer is known; without it a text cannot be split into tokens.
     """
 
@@ -103,8 +87,6 @@ class Learner:
     round: int
     own: Sequence[SampleView]
     others: Sequence[SampleView]
-    listed: Sequence[Listed]
-    left_out: int
     coloured: bool
 
 
@@ -139,20 +121,17 @@ def completions(study: Study) -> Completions | None:
         cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective)
         caps.add(cap)
         read = [(peer, map(peer.rollouts, peer.recorded[::-1][:LOOK_BACK])) for peer in arm.peers.values()]
-        shown.append(_of_arm(started.name, read, cap, most_listed=0))
+        shown.append(_of_arm(started.name, read, cap))
     return _section(seed, caps.pop() if len(caps) == 1 else None, shown)
 
 
 def latest(arm: ArmOfRun) -> Completions | None:
-    """Completions of one arm from each learner's last recorded round, samples and a searchable list.
-
-    The result is None if no round was recorded.
-    """
+    """Samples of one arm from each learner's last recorded round; None if no round was recorded."""
     cap, read = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective), []
     for peer in arm.peers.values():
         round = peer.last_recorded
         read.append((peer, [] if round is None else [_readable(peer, round)]))
-    return _section(None, cap, [_of_arm("", read, cap, MOST_LISTED)])
+    return _section(None, cap, [_of_arm("", read, cap)])
 
 
 def _readable(peer: PeerRun, round: int) -> Sequence[Row]:
@@ -177,16 +156,14 @@ def _section(seed: int | None, cap: float | None, arms: Sequence[ArmCompletions]
     return Completions(seed, legend, arms) if arms else None
 
 
-def _of_arm(
-    name: str, read: Sequence[tuple[PeerRun, Iterable[Sequence[Row]]]], cap: float | None, most_listed: int
-) -> ArmCompletions:
+def _of_arm(name: str, read: Sequence[tuple[PeerRun, Iterable[Sequence[Row]]]], cap: float | None) -> ArmCompletions:
     """The completions of each peer. Of its last rounds only as many are read as the samples need."""
     shown = read[:MOST_LEARNERS]
-    learners = [_learner(peer, rounds, cap or NEVER_CUT, most_listed) for peer, rounds in shown]
+    learners = [_learner(peer, rounds, cap or NEVER_CUT) for peer, rounds in shown]
     return ArmCompletions(name, [learner for learner in learners if learner is not None], len(read) - len(shown))
 
 
-def _learner(peer: PeerRun, rounds: Iterable[Sequence[Row]], cap: float, most_listed: int) -> Learner | None:
+def _learner(peer: PeerRun, rounds: Iterable[Sequence[Row]], cap: float) -> Learner | None:
     """A peer's own and others' completions; None without a round.
 
     If there are others' completions, its own come from the last round alone: no further rounds are read for them.
@@ -203,9 +180,7 @@ def _learner(peer: PeerRun, rounds: Iterable[Sequence[Row]], cap: float, most_li
 
     others = views(for_others, own=False)
     own = views(islice(for_own, 1) if others else for_own, own=True)
-    listed = [_listed(row, peer.name) for row in last[:most_listed]]
-    left_out = len(last) - len(listed)
-    return Learner(peer.name, last[0]["round"] + 1, own, others, listed, left_out, tokenizer is not None)
+    return Learner(peer.name, last[0]["round"] + 1, own, others, tokenizer is not None)
 
 
 def choose(rounds: Iterable[Sequence[Row]], cap: float) -> dict[str, Row]:
@@ -336,13 +311,3 @@ def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
 def _token_view(piece: str, ratio: float, cap: float) -> TokenView:
     colour = "w6" if ratio > cap else next((name for bound, name in WEIGHT_STEPS if ratio <= bound), "w5")
     return TokenView(piece or "·", "" if colour == UNCOLOURED else colour, f"{ratio:.3g}")
-
-
-def _listed(row: Row, learner: str) -> Listed:
-    return Listed(
-        source=row["source"],
-        facts=true_minus(f"reward {row['reward']:g} · Â {row['advantage']:+z.2f} · {FATES[row['kept']]}"),
-        question=cut(str(row["question"]), MAX_LETTERS),
-        completion=cut(str(row["completion"]), MAX_LETTERS),
-        own=row["source"] == learner,
-    )

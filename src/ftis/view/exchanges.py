@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftis.comparison.budgets import round_budget
 from ftis.config import ObjectiveConfig
 from ftis.metric_keys import peer_key
 from ftis.recipe.arms import Arm
@@ -17,7 +16,7 @@ from ftis.records.reading import RoundRow, Study
 from ftis.records.standing import source_of
 from ftis.view import figures
 from ftis.view.figures import EFFECTIVE
-from ftis.view.sections import Cell, PanelRow, RowGroup, Table
+from ftis.view.sections import Cell, ChartRow, RowGroup, Table
 
 LONGEST_REASON = 300
 """The most letters of a first rejection, or of telling passages, that a page shows."""
@@ -52,8 +51,6 @@ STATES: Mapping[str, tuple[str, str]] = {
 }
 """The states of a cell of the matrix: each with its sign and its meaning."""
 
-TROUBLE = ("late", "rejected", "missing", "quarantined")
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -83,19 +80,13 @@ class Taken:
     legend: Sequence[tuple[str, str, str]]
     together: bool
 
-    @property
-    def is_news(self) -> bool:
-        """Whether the matrix shows trouble: rollouts that came late, were rejected or did not come, or a quarantine."""
-        return any(mark and mark.state in TROUBLE for row in self.rows for mark in row.marks)
-
 
 @dataclass(frozen=True)
 class Weighed:
     """Figures of importance weights and divergence."""
 
-    weights: PanelRow
-    shares: PanelRow
-    divergence: PanelRow
+    weights: ChartRow
+    divergence: ChartRow
 
 
 @dataclass(frozen=True)
@@ -104,8 +95,7 @@ class ArmExchange:
 
     Attributes:
         together: words for the pairs that one figure shows together; "" if each pair has figures of its own.
-        expected: rollouts that a peer offers in a round.
-        taken: the matrix of one seed with trouble; None if no seed had any.
+        taken: the matrix of a single seed; None with several.
         learned: a table of the fate of each source's rollouts; a learner's own are among them.
         refusals: a table of refusals with reasons; None if nothing was refused.
         honesty: a table of the evidence on each source; None if there was no test.
@@ -115,8 +105,6 @@ class ArmExchange:
 
     name: str
     together: str
-    expected: int
-    participation: PanelRow
     taken: Taken | None
     learned: Table
     refusals: Table | None
@@ -132,17 +120,13 @@ def exchanges(study: Study) -> list[ArmExchange] | None:
 
 
 def _arm_exchange(study: Study, arm: Arm) -> ArmExchange:
-    rounds, expected = ArmRounds.studied(study, arm), round_budget(arm).generated
-    heard = rounds.grouped()
-    marks = taken(rounds) if len(rounds.runs) == 1 else None
+    rounds = ArmRounds.studied(study, arm)
     many = len(rounds.sources) > MOST_FIGURES
     together = f"{len(rounds.pairs)} pairs" if many else "each learner with all its sources"
     return ArmExchange(
         name=arm.name,
-        together="" if len(heard) == len(rounds.pairs) else together,
-        expected=expected,
-        participation=PanelRow.of([figures.participation(of, expected) for of in heard], len(rounds.sources)),
-        taken=marks if marks and marks.is_news else None,
+        together=together if len(rounds.pairs) > MOST_FIGURES else "",
+        taken=taken(rounds) if len(rounds.runs) == 1 else None,
         learned=_learned(rounds),
         refusals=_refusals(rounds),
         honesty=honesty(rounds),
@@ -205,9 +189,8 @@ def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
     threshold = (str(objective.kl_estimator), float(objective.kl_threshold or 0)) if known else None
     divergence = [figures.divergence(of, objective.kl_reduction, threshold) for of in heard]
     return Weighed(
-        PanelRow.of([figures.weights(of, cap) for of in heard], columns),
-        PanelRow.of([figures.shares(of) for of in heard], columns),
-        PanelRow.of(divergence, columns),
+        ChartRow.of([figures.weights(of, cap) for of in heard], columns),
+        ChartRow.of(divergence, columns),
     )
 
 

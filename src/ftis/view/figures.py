@@ -17,7 +17,6 @@ from ftis.records.pairs import PairMeasures
 from ftis.view.charts import (
     ROUND,
     Chart,
-    Panel,
     Plot,
     Scale,
     Style,
@@ -33,7 +32,7 @@ from ftis.view.charts import (
 from ftis.view.sections import render_figure
 
 MOST_SIDE_BY_SIDE = 8
-"""The most panels in a line of ``learning_curves.svg``."""
+"""The most charts in a line of ``learning_curves.svg``."""
 
 MEAN = "mean over peers"
 """The name of the mean in charts. No peer can have it, since a peer's name has no blanks."""
@@ -69,7 +68,7 @@ def learning(
     limits: tuple[float, float],
     over: XAxis,
     measure: str,
-) -> Panel:
+) -> Chart:
     """Accuracy of one peer: an arm's mean over seeds with its 95 % band, and each seed as a thin line.
 
     Over tokens or seconds, the x of a mean is the mean over seeds of the amount spent by that evaluation. Points with
@@ -80,20 +79,19 @@ def learning(
     drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
     alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"
-    name = (f"learning-{split}-{peer}" + (f"-over-{over.key}" if over.key else "")).replace(" ", "~")
     subtitle = f"{split}, {measure}"
     if not drawn:
-        return Panel(name, empty(short(peer), alt, "nothing was measured", subtitle))
+        return empty(short(peer), alt, "nothing was measured", subtitle)
     ends = [over.mean(p) for points in drawn.values() for p in points]
     plot = Plot((0.0 if over.key else min(ends), max(ends)), limits, over.label)
     for arm, points in drawn.items():
         _draw_arm(plot, arm, points, styles[arm], over)
-    return Panel(name, plot.chart(short(peer), alt, subtitle))
+    return plot.chart(short(peer), alt, subtitle)
 
 
 def of_split(
     results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[XAxis] = (ROUNDS,)
-) -> list[Panel]:
+) -> list[Chart]:
     """Learning curves of one split on the same scale: peer by peer, each over all of ``overs``."""
     by_arm, arms, peers = results["curves"][split], results["arms"], results["peers"]
     limits = accuracy_limits(by_arm[arm][peer] for arm in arms for peer in peers)
@@ -104,7 +102,7 @@ def of_split(
 
 def of_mean(
     results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[XAxis] = (ROUNDS,)
-) -> list[Panel]:
+) -> list[Chart]:
     """Learning curves of the mean over peers on one split, over all of ``overs``."""
     curves, measure = results["curves_of_mean"][split], results["accuracy_is"]
     limits = accuracy_limits(curves.values())
@@ -136,14 +134,6 @@ def with_room(low: float, high: float) -> tuple[float, float]:
     return max(-0.02, low - room) if low >= 0 else low - room, min(1.02, high + room) if high <= 1 else high + room
 
 
-def write_figures(directory: Path, panels: Sequence[Panel]) -> None:
-    """Write each panel that is not empty as ``<name>.svg``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for panel in panels:
-        if not panel.chart.empty:
-            write_whole(directory / f"{panel.name}.svg", render_figure([[panel.chart]]), sync=False)
-
-
 def write_learning_curves(directory: Path, results: Mapping[str, Any]) -> Path:
     """Draw accuracy over rounds as ``learning_curves.svg``: a column per peer, a row per split.
 
@@ -154,74 +144,27 @@ def write_learning_curves(directory: Path, results: Mapping[str, Any]) -> Path:
     rows: list[Sequence[Chart]] = []
     for split in results["splits"]:
         mean = of_mean(results, split, styles) if len(results["peers"]) > 1 else []
-        for panels in (mean, of_split(results, split, styles)):
-            charts = [panel.chart for panel in panels]
+        for charts in (mean, of_split(results, split, styles)):
             rows += [charts[i : i + MOST_SIDE_BY_SIDE] for i in range(0, len(charts), MOST_SIDE_BY_SIDE)]
     path = directory / "learning_curves.svg"
     write_whole(path, render_figure(rows), sync=False)
     return path
 
 
-PARTICIPATION = {
-    "kept": ("kept", "kept"),
-    "zero": ("zero advantage", "zero"),
-    "dropped": ("dropped by the filter", "dropped"),
-    "refused": ("refused or missing", "bad"),
-}
-"""The fates of rollouts: each with its name and ink."""
-
 SMALLEST_RATIO = 1e-4
 """The smallest ratio on the axis. Smaller ratios are drawn on the edge: their tokens weigh next to nothing."""
 
 NOTHING = "no rollout of it was weighed"
 
-MOST_BARS = 60
-
 EFFECTIVE = "sampling/effective_sample_size"
 RATIO = "sampling/importance_sampling_ratio/"
-
-
-def participation(heard: PairMeasures, expected: int) -> Panel:
-    """The fate of the source's rollouts, round by round; ``expected`` is the number that it offers in a round."""
-    counted = {"kept": "kept", "zero": "zero_advantage", "dropped": "dropped"}
-    counts = {name: [fmean(of) for of in heard.values(measure, 0).values()] for name, measure in counted.items()}
-    came = heard.values("admitted", 0)
-    counts["refused"] = [fmean(max(0, expected - admitted) for admitted in of) for of in came.values()]
-    total = sum(sum(of) for of in counts.values()) or 1
-    parts = ", ".join(f"{PARTICIPATION[name][0]} {sum(of) / total:.0%}" for name, of in counts.items())
-    alt = f"{heard.arm}, {heard.learner}: rollouts of {heard.source} per round; over all rounds {parts}"
-    name, subtitle, rounds = _name("participation", heard), "rollouts per round", list(came)
-    if not rounds:
-        return Panel(name, empty(_title(heard), alt, "no round was recorded", subtitle))
-    most = max([expected, *(sum(of) for of in zip(*counts.values(), strict=True))])
-    plot = Plot((rounds[0] - 0.5, rounds[-1] + 0.5), (0.0, most * 1.02), ROUND, right=14)
-    floor = [0.0] * len(rounds)
-    for kind, (label, ink) in PARTICIPATION.items():
-        top = [low + count for low, count in zip(floor, counts[kind], strict=True)]
-        _bars(plot, rounds, floor, top, ink)
-        plot.legend(ink, label)
-        floor = top
-    return Panel(name, plot.chart(_title(heard), alt, subtitle))
-
-
-def _bars(plot: Plot, rounds: Sequence[int], floor: Sequence[float], top: Sequence[float], ink: str) -> None:
-    """Draw a bar per round; with many rounds, one area."""
-    if len(rounds) <= MOST_BARS:
-        for round, low, high in zip(rounds, floor, top, strict=True):
-            plot.box((round - 0.43, round + 0.43), (low, high), ink)
-    else:
-        plot.band(list(zip(rounds, floor, top, strict=True)), ink, opacity=1.0)
 
 
 def _title(heard: PairMeasures) -> str:
     return f"{short(heard.learner)} ← {short(heard.source)}"
 
 
-def _name(kind: str, heard: PairMeasures) -> str:
-    return f"{kind}-{heard.arm}-{heard.learner}-from-{heard.source}"
-
-
-def weights(heard: PairMeasures, cap: float | None) -> Panel:
+def weights(heard: PairMeasures, cap: float | None) -> Chart:
     """π_old/π_gen per token: the range of all tokens, of the middle 80 %, and the median.
 
     Args:
@@ -233,9 +176,9 @@ def weights(heard: PairMeasures, cap: float | None) -> Panel:
         return [max(over_seeds(values), SMALLEST_RATIO) for values in heard.values(f"{RATIO}{quantile}").values()]
 
     alt = f"{heard.arm}, {heard.learner}: π_old/π_gen of {heard.source}'s tokens over rounds"
-    name, subtitle = _name("weights", heard), "weight per token, before truncation"
+    subtitle = "weight per token, before truncation"
     if not rounds:
-        return Panel(name, empty(_title(heard), alt, NOTHING, subtitle))
+        return empty(_title(heard), alt, NOTHING, subtitle)
     least, most = series("min", min), series("max", max)
     low, high = min(least) / 1.5, 1.5 * max(2 * (cap or 1.0), *most)
     plot = Plot((rounds[0], rounds[-1]), (low, high), ROUND, y_scale=logarithmic, y_ticks=powers_of_ten(low, high))
@@ -246,28 +189,10 @@ def weights(heard: PairMeasures, cap: float | None) -> Panel:
         plot.level(cap, f"C = {cap:g}")
     for ink, text, opacity in (("weights", "all tokens", 0.16), ("weights", "10–90%", 0.5), ("ink", "median", 1.0)):
         plot.legend(ink, text, opacity)
-    return Panel(name, plot.chart(_title(heard), f"{alt}; largest {max(most):.3g}", subtitle))
+    return plot.chart(_title(heard), f"{alt}; largest {max(most):.3g}", subtitle)
 
 
-def shares(heard: PairMeasures) -> Panel:
-    """The truncated share of tokens and the effective sample size over rounds."""
-    drawn = {
-        "truncated": ("weights", heard.values("sampling/truncated_fraction")),
-        "effective": ("kept", heard.values(EFFECTIVE)),
-    }
-    alt = f"{heard.arm}, {heard.learner}: share of {heard.source}'s tokens whose weight is truncated, "
-    alt += "and effective sample size, over rounds"
-    name, subtitle = _name("shares", heard), "share of tokens"
-    rounds = _rounds(drawn)
-    if not rounds:
-        return Panel(name, empty(_title(heard), alt, NOTHING, subtitle))
-    ticks = [Tick(part / 4, f"{part / 4:.0%}") for part in range(5)]
-    plot = Plot((rounds[0], rounds[-1]), (-0.02, 1.02), ROUND, y_ticks=ticks)
-    ends = _lines_over_seeds(plot, drawn, "{label} {last:.0%}")
-    return Panel(name, plot.chart(_title(heard), f"{alt}; at the end {ends}", subtitle))
-
-
-def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str, float] | None = None) -> Panel:
+def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str, float] | None = None) -> Chart:
     """Mean KL of the source's rollouts by both estimators, and the filter's threshold.
 
     Args:
@@ -278,10 +203,10 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
     unit = {"sum": "nats per completion", "mean": "nats per token", None: "nats"}[reduction]
     alt = f"{heard.arm}, {heard.learner}: mean KL of {heard.source}'s rollouts over rounds, {unit}"
     alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else ""
-    name, subtitle = _name("kl", heard), f"KL, {unit}"
+    subtitle = f"KL, {unit}"
     rounds = _rounds(drawn)
     if not rounds:
-        return Panel(name, empty(_title(heard), alt, NOTHING, subtitle))
+        return empty(_title(heard), alt, NOTHING, subtitle)
     heights = [value for _, at_round in drawn.values() for values in at_round.values() for value in values]
     middle = max(sorted(map(abs, heights))[len(heights) // 2], 1e-9)
     low, high = min(heights), max([*heights, *([threshold[1]] if threshold else [])])
@@ -298,7 +223,7 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
     ends = _lines_over_seeds(plot, drawn, "{label} {last:.2f}")
     if threshold:
         plot.level(threshold[1], f"g = {threshold[1]:g} ({threshold[0]})")
-    return Panel(name, plot.chart(_title(heard), f"{alt}; at the end {ends}", subtitle))
+    return plot.chart(_title(heard), f"{alt}; at the end {ends}", subtitle)
 
 
 Drawn = Mapping[str, tuple[str, Mapping[int, Sequence[float]]]]

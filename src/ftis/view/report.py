@@ -20,12 +20,11 @@ from ftis.records.files import write_whole
 from ftis.records.reading import ArmOfRun, Study, read_study
 from ftis.view import arm as of_arm
 from ftis.view import comparison
-from ftis.view.charts import Panel
 from ftis.view.completions import completions
 from ftis.view.exchanges import exchanges
-from ftis.view.figures import write_figures, write_learning_curves
+from ftis.view.figures import write_learning_curves
 from ftis.view.jobs import jobs
-from ftis.view.sections import Page, Section, parts_of, render
+from ftis.view.sections import Page, Section, render
 
 OF_THE_END = ("glance", "rounds", "events")
 """Sections of the live page that a run's report shows too.
@@ -53,8 +52,7 @@ class Snapshot:
 
 
 def write_page(directory: str | Path) -> Path:
-    """Write ``report.html``, ``results.json``, ``learning_curves.svg`` and ``figures/`` beside the
-    records of an experiment or a run.
+    """Write ``report.html``, ``results.json`` and ``learning_curves.svg`` beside the records of an experiment or a run.
 
     Raises:
         RecordsError: the directory holds no experiment or run, nothing was recorded yet, or records are damaged.
@@ -69,7 +67,6 @@ def write_page(directory: str | Path) -> Path:
         Section("run", "What was run", _what_was_run(study)),
     ]
     sections = [*_standing(study, OF_THE_END if results["seeds"] else (*OF_THE_END, "spent")), *compared]
-    write_figures(directory / "figures", list(parts_of(sections, Panel)))
     write_learning_curves(directory, results)
     page = Page(
         title=results["title"],

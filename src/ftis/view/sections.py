@@ -9,12 +9,12 @@ has a script, in a file of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import rich.table
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,15 +24,13 @@ from rich.text import Text
 
 from ftis.check.formatting import interval_text, number, true_minus, visible
 from ftis.records.reading import VALIDATION
-from ftis.view.charts import INKS, Chart, Panel
+from ftis.view.charts import INKS, Chart
 
 MOST_COLUMNS = 3
 """The most charts that stand side by side."""
 
 MOST_UNFOLDED = 4
 """The most peers that a page shows one by one. With more, each is folded under a line, below the mean of all."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,33 +92,21 @@ class Table:
 
 
 @dataclass(frozen=True)
-class PanelRow:
+class ChartRow:
     """Charts side by side, at most three to a line."""
 
-    panels: Sequence[Panel]
+    charts: Sequence[Chart]
     columns: int
 
     @staticmethod
-    def of(panels: Sequence[Panel], columns: int) -> PanelRow:
-        return PanelRow(panels, min(columns, MOST_COLUMNS))
+    def of(charts: Sequence[Chart], columns: int) -> ChartRow:
+        return ChartRow(charts, min(columns, MOST_COLUMNS))
 
 
 def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = False) -> Cell:
     """A cell with a mean and its interval; without an interval, the mean alone."""
     ends = "" if estimate["low"] is None else f"[{interval_text(estimate, sign, ', ')}]"
     return Cell(true_minus(number(estimate["mean"], sign)), true_minus(ends), strong)
-
-
-def parts_of(view: object, kind: type[T]) -> Iterator[T]:
-    """All values of type ``kind``, such as panels or tables, anywhere in a view."""
-    if isinstance(view, kind):
-        yield view
-    elif is_dataclass(view):
-        for part in fields(view):
-            yield from parts_of(getattr(view, part.name), kind)
-    elif isinstance(view, (list, tuple)):
-        for item in view:
-            yield from parts_of(item, kind)
 
 
 def split_heading(split: str) -> str:
@@ -223,9 +209,9 @@ def _finalize(value: object) -> str:
     return value if isinstance(value, Markup) else visible(value)
 
 
-def on_terminal(table: Table, columns: Sequence[str] = ()) -> rich.table.Table:
-    """A table for a terminal, of all columns or of the named ones. Columns of numbers are aligned right."""
-    shown = [i for i, name in enumerate(table.head) if not columns or name in columns]
+def on_terminal(table: Table, leaves_out: Collection[str] = ()) -> rich.table.Table:
+    """A table for a terminal, without the named columns. Columns of numbers are aligned right."""
+    shown = [i for i, name in enumerate(table.head) if name not in leaves_out]
     titled = any(group.title for group in table.groups)
     drawn = rich.table.Table(title=Text(table.caption), title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     if titled:

@@ -9,7 +9,6 @@ from typing import Any
 
 import rich.table
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from ftis.check.advice import BELOW, advice, easy_formats, verdict
@@ -24,14 +23,11 @@ from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
 from ftis.run.processes import runs_in_parallel
 from ftis.view.charts import arm_styles
-from ftis.view.comparison import accuracy, by_budget, headlines
+from ftis.view.comparison import accuracy, headlines
 from ftis.view.sections import Cell, RowGroup, Table, on_terminal
-from ftis.view.sentences import of_its_time, share
+from ftis.view.sentences import of_its_time
 
 WIDTH = 100
-
-OF_ACCURACY = ("Arm", "Start", "Final", "Against", "Difference", "p, Holm")
-"""The columns of the report's table of accuracy that fit on a terminal."""
 
 
 def closing_table(summary: Mapping[str, Any]) -> rich.table.Table:
@@ -75,31 +71,15 @@ def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:
-    """Print the comparison: a table per split, a verdict per peer and arm, budgets and notes."""
+    """Print the comparison: tables with the verdicts for each split, headlines, budgets and notes."""
     width = min(WIDTH, console.width)
-    found = accuracy(results, arm_styles(results["arms"], results["baselines"]))
-    for split in found.splits if found else ():
-        console.print(on_terminal(split.table, OF_ACCURACY), width=width, soft_wrap=False)
-
-    def line(text: str, indent: int = 0) -> None:
-        console.print(Padding(Text(text), (0, 0, 0, indent)), width=width, soft_wrap=False)
-
-    for sentence in headlines(results):
-        line(sentence)
-    of_peers = {peer: [c for c in results["comparisons"] if c["peer"] == peer] for peer in results["peers"]}
-    for name, compared in {f"mean over {len(of_peers)} peers": results["together"], **of_peers}.items():
-        if compared:
-            line(name)
-        for (baseline, equal), group in by_budget(compared).items():
-            line(f"against {baseline}, {equal}", 2)
-            for c in group:
-                line(f"{c['arm']}, {c['split']}: {c['text']}", 4)
-    for matched in results["matched"]:
-        line(matched["text"])
-    for seed, why in results["left_out"].items():
-        line(f"seed {seed} is left out: {why}")
-    for note in results["notes"]:
-        line(f"note: {note}")
+    for split in accuracy(results, arm_styles(results["arms"], results["baselines"])):
+        for table in filter(None, (split.means, split.table)):
+            console.print(on_terminal(table, leaves_out=("p", "p, Holm")), width=width, soft_wrap=False)
+    lines = [*headlines(results), *(matched["text"] for matched in results["matched"])]
+    lines += [f"seed {seed} is left out: {why}" for seed, why in results["left_out"].items()]
+    for line in [*lines, *(f"note: {note}" for note in results["notes"])]:
+        console.print(Text(line), width=width, soft_wrap=False)
 
 
 COMPARED: dict[AnswerKind, str] = {
@@ -161,9 +141,6 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
                 f"completions of {one.mean_length:.0f} tokens hardly come to {one.idle_filter:g} nats of KL, so the "
                 f'filter drops nothing; with short ones objective.kl_estimator = "k3" and kl_threshold = 0.5 do filter'
             )
-        if one.easier:
-            tried = ", ".join(f"with {text} {share(reward)} of {n}" for text, reward, n in one.easier)
-            changes.append(f"easier problems: {tried}, and {share(one.reward)} of {one.completions} as they are")
         for line in [verdict(one), *changes, *rate_advice(recipe.peer(one.peer), one.parameters)]:
             peers_of.setdefault(line, []).append(one.peer)
     for line, peers in peers_of.items():

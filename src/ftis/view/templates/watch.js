@@ -1,9 +1,9 @@
 // Keeps the page as the records are: takes over what the server sends, and leaves alone what the reader has opened,
-// chosen, typed, scrolled or marked.
+// chosen, scrolled or marked.
 "use strict";
 
 const main = document.getElementById("sections");
-const kept = new Set(["open", "hidden"]);
+const kept = new Set(["open"]);
 
 // Make `old` look like `now`, changing as little as possible.
 function take(old, now) {
@@ -54,35 +54,13 @@ function show(page) {
   ready();
 }
 
-// The search that needs a script is shown by it; what was typed holds for what has come since.
+// A wide table is shown from its latest column.
 function ready() {
-  for (const search of document.querySelectorAll(".search")) {
-    search.hidden = false;
-    find(search.querySelector(".find"));
-  }
   for (const table of document.querySelectorAll(".latest-right:not([data-placed])")) {
     table.dataset.placed = "";
     table.scrollLeft = table.scrollWidth;
   }
 }
-
-function find(input) {
-  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const items = [...input.closest("details").querySelectorAll(".listed > li")];
-  let found = 0;
-  for (const item of items) {
-    const text = item.textContent.toLowerCase();
-    item.hidden = !words.every((word) => text.includes(word));
-    found += !item.hidden;
-  }
-  const said = words.length ? `${found} of ${items.length}` : "";
-  const count = input.closest(".search").querySelector(".found");
-  if (count.textContent !== said) count.textContent = said;
-}
-
-document.addEventListener("input", (event) => {
-  if (event.target.matches(".find")) find(event.target);
-});
 
 const stream = new EventSource(main.dataset.events);
 stream.onmessage = (event) => show(JSON.parse(event.data));
