@@ -33,10 +33,9 @@ LINES: dict[str, tuple[Event, str]] = {
         '{"kind": "preflight", "groups": 1, "most": 10, "peer": "a"}',
     ),
     "first-group": (
-        FirstGroup(12, 0.25, 6, None, 3, 99.5, ("give easier problems",), Place(peer="a"), 7.5),
+        FirstGroup(12, 0.25, 6, None, 3, 99.5, Place(peer="a"), 7.5),
         '{"kind": "first-group", "completions": 12, "reward": 0.25, "formats": 6, "answers": null, "unfinished": 3, '
-        '"tokens_per_second": 99.5, "advice": ["give easier problems"], "seconds": 7.5, '
-        '"peer": "a"}',
+        '"tokens_per_second": 99.5, "seconds": 7.5, "peer": "a"}',
     ),
     "experiment": (
         JobsKnown(6, 5, {"seed 0 F-TIS": ("F-TIS", 9)}, 2),

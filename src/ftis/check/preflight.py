@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 import torch
 
 from ftis.admission import Collected
-from ftis.check.advice import BELOW, Outcome, advice, easier_tasks, easy_formats
+from ftis.check.advice import Outcome
 from ftis.check.memory import checkpoint_bytes
 from ftis.check.plan import remarks
-from ftis.config import ArmConfig, Recipe
+from ftis.config import Recipe
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores, with_threads
 from ftis.measures import RoundExchange, has_ended
@@ -30,7 +29,6 @@ from ftis.objectives import Objective
 from ftis.peer import Peer, Stopwatch
 from ftis.prompts import Task
 from ftis.recipe.arms import rollouts_per_round, threads_of
-from ftis.recipe.parsing import with_arm
 from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
 from ftis.records.files import write_json
 from ftis.rewards.answers import require_rewardable
@@ -50,8 +48,6 @@ through both times. If a group takes longer, the others are sampled and the firs
 part."""
 LEARNING = 4
 """The weight of learning from a group, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
-HARD = 0.1
-"""The mean reward below which easier problems are tried, if the task has an option for them."""
 AGAIN = 4
 """The factor by which more groups are sampled if none of the first has signal and sampling is quick."""
 
@@ -71,8 +67,6 @@ class Sounding(Outcome):
         checkpoint_bytes, message_bytes: of one checkpoint, and of one round's message.
         samples: (question, completion, reward).
         mean_length: of the completions, in tokens.
-        easier: easier problems that were tried since hardly an answer was right: the setting, the mean reward of the
-            completions, and their number.
         idle_filter: g, in nats, if the filter drops nothing, since completions of that length hardly reach it.
     """
 
@@ -87,7 +81,6 @@ class Sounding(Outcome):
     samples: tuple[tuple[str, str, float], ...]
     mean_length: float
     idle_filter: float | None
-    easier: tuple[tuple[str, float, int], ...] = ()
 
     @property
     def seconds_per_round(self) -> float:
@@ -132,7 +125,6 @@ def _read(file: Path) -> Sounding:
     values = json.loads(file.read_text(encoding="utf-8"))
     values["rewards"] = tuple(map(tuple, values["rewards"]))
     values["samples"] = tuple(map(tuple, values["samples"]))
-    values["easier"] = tuple(map(tuple, values["easier"]))
     values["example"] = values["example"] and tuple(values["example"])
     return Sounding(**values)
 
@@ -157,19 +149,7 @@ def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard
         Stopped: ``stop`` was set.
     """
     with closing(assemble(swarm, name, place)) as trainer:
-        found = _sounded(swarm, trainer.peer, groups, say, stop)
-    quick = found.seconds_to_sample / rollouts_per_round(swarm)[0] * swarm.sampling.num_generations < QUICK
-    if found.reward >= HARD or not quick or swarm.sampling.sampler == "vllm":  # its engine takes a minute to start
-        return found
-    tried = []
-    for text, options in easier_tasks(swarm).items():
-        if stop is not None and stop.is_set():
-            raise Stopped
-        changed = with_arm(swarm, ArmConfig(name="easier", set={"task.options": options}))
-        with closing(assemble(changed, name, place)) as trainer:
-            rewards = [one for group in sample(trainer.peer, range(groups)).scored for one in group.rewards]
-            tried.append((text, fmean(rewards), len(rewards)))
-    return replace(found, easier=tuple(tried))
+        return _sounded(swarm, trainer.peer, groups, say, stop)
 
 
 def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None) -> Sounding:
@@ -187,7 +167,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
 
     advance(0, 1)
     first, example = sample(peer, items[:1]), example_to_show(peer.member.task, swarm)
-    say(_first_group(peer, swarm, first, example))
+    say(_first_group(peer, swarm, first))
     quick = first.seconds < QUICK
     parts = [items[: max(1, len(items) // 2)], items] if quick else [part for part in [items[1:]] if part]
     n_groups = sum(map(len, parts))
@@ -330,13 +310,8 @@ def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted:
     return start + slope * wanted if start >= 0 else more_seconds * wanted / more
 
 
-def _first_group(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str] | None) -> FirstGroup:
-    found = outcome_of(peer, swarm, tried, example)
-    told = []
-    if not found.signal and found.reward < 1:  # all right in one group is no sign yet
-        told = advice(found, swarm)
-        if any(line.endswith(BELOW) for line in told):
-            told += easy_formats([found], swarm)
+def _first_group(peer: Peer, swarm: Recipe, tried: Trial) -> FirstGroup:
+    found = outcome_of(peer, swarm, tried, None)
     return FirstGroup(
         completions=found.completions,
         reward=found.reward,
@@ -344,7 +319,6 @@ def _first_group(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, st
         answers=found.answers,
         unfinished=found.unfinished,
         tokens_per_second=tried.tokens / tried.seconds,
-        advice=tuple(told),
         place=Place(peer=peer.name),
         seconds=tried.seconds / tried.rollouts * rollouts_per_round(swarm)[0],
     )

@@ -64,7 +64,6 @@ class FirstGroup:
             reward.
         unfinished: completions that reached the longest length.
         tokens_per_second: the speed of sampling, the first calls of the process included.
-        advice: changes to make if nothing would be learned from the group.
         seconds: a guess of the seconds that a round is sampled, by this group alone.
     """
 
@@ -75,7 +74,6 @@ class FirstGroup:
     answers: int | None
     unfinished: int
     tokens_per_second: float
-    advice: tuple[str, ...] = ()
     place: Place = Place()
     seconds: float = 0.0
 

@@ -71,7 +71,6 @@ class Display:
         self._evaluations: dict[str, list[EvaluationRow]] = {}
         self._remarks: dict[str, dict[str, tuple[int, bool]]] = {}
         self._jobs, self._left, self._at_a_time = (0, 0), dict[str, Left](), 1
-        self._advised: tuple[str, ...] = ()
         self._last_line = -math.inf
 
     @contextmanager
@@ -99,14 +98,6 @@ class Display:
                 self._line(self._sounded_line(event))
             case FirstGroup():
                 self._print(_first_group_line(event))
-                if event.advice and event.advice == self._advised:
-                    self._print(f"{event.place.peer}: if other groups are like it, the same")
-                else:
-                    self._advised = event.advice or self._advised
-                    for advice in event.advice:
-                        # Advice of several lines is a piece of recipe and concerns every peer.
-                        whose = "" if "\n" in advice else f"{event.place.peer}: if other groups are like it, "
-                        self._print(f"{whose}{advice}")
             case JobsKnown():
                 self._jobs, self._at_a_time = (event.done, event.jobs), event.at_a_time
                 self._left = {label: Left(arm, rounds, None) for label, (arm, rounds) in event.left.items()}
