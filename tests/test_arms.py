@@ -178,13 +178,6 @@ def test_a_part_alone_has_a_prompt_where_its_share_of_the_rollouts_is_less() -> 
     assert [arm.swarms[0].training.prompts_per_round for arm in arms_of(recipe)] == [1, 1]
 
 
-def test_a_glob_for_the_parameters_to_train_is_refused(tiny_model_dir: TinyModelDir) -> None:
-    peers = [{"name": "a", "model": str(tiny_model_dir()), "train": "subset", "trainable_parameters": ["*.mlp"]}]
-    recipe = parse({**document(arms=[], training={"prompts_per_round": 4}), "peers": peers})
-    with pytest.raises(RunError, match=r"peer 'a': trainable_parameters = \['\*\.mlp'\] are regular expressions"):
-        check(arms_of(recipe))
-
-
 def test_a_task_without_problems_to_validate_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_task(parse(document()).task)
     monkeypatch.setattr(prepare, "load_task", lambda config: replace(whole, validation=()))

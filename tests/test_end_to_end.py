@@ -431,7 +431,6 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
         (['sampling.stop=["1", "<eos>"]'], ["sampling.stop", "'<eos>'"]),
         (["peers.a.device=cuda:7"], ["cuda:7"]),
         (["peers.b.train=lora", 'peers.b.lora_target_modules=["query"]'], ["'b'", "q_proj"]),
-        (["peers.b.train=subset", 'peers.b.trainable_parameters=["none"]'], ["'b'", "trainable_parameters"]),
         ([f"peers.b.model={workplace / 'other'}", 'exchange="ids"'], ["tokenizers differ"]),
     )
     for n, (keys, words) in enumerate(mistakes):

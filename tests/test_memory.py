@@ -123,13 +123,13 @@ def test_of_a_large_micro_batch_some_rows_are_measured(
     assert memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 2)[0] == pytest.approx(whole, rel=0.5)
 
 
-@pytest.mark.parametrize(("train", "more"), [("full", 80_000), ("subset", 80_000), ("lora", 0)])
+@pytest.mark.parametrize(("train", "more"), [("full", 80_000), ("lora", 0)])
 def test_a_reference_model_counts_where_no_adapter_can_be_taken_off(
     train: Any, more: int, tiny_model_dir: TinyModelDir
 ) -> None:
     model = tiny_model_dir()
     recipe, shape = recipe_of(model), shape_of(model)
-    peer = recipe.peers[0].model_copy(update={"train": train, "lora_r": 2, "trainable_parameters": ("mlp",)})
+    peer = recipe.peers[0].model_copy(update={"train": train, "lora_r": 2})
     objective = recipe.objective.model_copy(update={"beta": 0.1})
     swarms = (recipe, recipe.model_copy(update={"objective": objective}))
     without, with_it = (peak_memory(swarm, peer, shape, [9, 5], 0).weights for swarm in swarms)
@@ -179,7 +179,6 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monke
     ("kind", "train"),
     [
         ("llama", {}),
-        ("llama", {"train": "subset", "trainable_parameters": (r"mlp",)}),
         ("llama", {"train": "lora"}),
         ("llama", {"train": "lora", "lora_target_modules": ("layers.0.self_attn.q_proj", "down_proj")}),
         ("gpt2", {"train": "lora", "lora_target_modules": ("c_attn",)}),  # of Conv1D, which has no in_features
@@ -232,20 +231,6 @@ def test_large_jobs_take_turns_on_a_gpu(tiny_model_dir: TinyModelDir, monkeypatc
     assert fitting_jobs(recipe, 8) == 8
     monkeypatch.setattr(estimate, "SMALL", 0)
     assert fitting_jobs(recipe, 8) == fitting_jobs(recipe, 8, free=10**15) == 1
-
-
-def test_patterns_of_layers_that_the_small_copy_lacks(
-    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers = AutoConfig.from_pretrained(tiny_model_dir()).num_hidden_layers
-    pattern = {"train": "subset", "trainable_parameters": [rf"layers\.{layers - 1}\."]}
-    lines: list[str] = []
-    recipe = recipe_of(tiny_model_dir(), **pattern)
-    assert len(list(estimate._examined(recipe, lines))) == 2
-    assert not lines
-    monkeypatch.setattr(estimate, "SMALL", 0)
-    (_, _, first), *_ = estimate._examined(recipe, [])
-    assert fitting_jobs(recipe, 8, free=first.peak // 2) == 1
 
 
 def test_one_job_at_a_time_where_a_peer_cannot_be_examined(

@@ -275,12 +275,10 @@ class PeerConfig(_Section):
     name: Name
     model: str
     """A Hugging Face directory, a Hub id, or ``starter:<name>``."""
-    train: Literal["full", "lora", "subset"] = "full"
+    train: Literal["full", "lora"] = "full"
     lora_r: Positive = 128
     lora_alpha: Positive = 256
     lora_target_modules: Strings = ("q_proj", "v_proj")
-    trainable_parameters: Strings = ()
-    """For ``train = "subset"``: regular expressions searched in parameter names."""
     frozen_dtype: Literal["float32", "bfloat16", "nf4"] = "float32"
     """How weights under an adapter are kept; ``nf4``: those of linear layers in 4 bits, by bitsandbytes."""
     optim: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
@@ -309,11 +307,6 @@ class PeerConfig(_Section):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        if (self.train == "subset") != bool(self.trainable_parameters):
-            raise ValueError(
-                f'peer {self.name!r}: trainable_parameters goes with train = "subset" and only there; '
-                f"got train = {self.train!r}, trainable_parameters = {list(self.trainable_parameters)}"
-            )
         if self.warmup_steps and self.lr_scheduler_type == "constant":
             raise ValueError(
                 f"peer {self.name!r}: warmup_steps = {self.warmup_steps:g} means nothing with lr_scheduler_type = "

@@ -1,6 +1,6 @@
 """A model and how it is trained: loading, token log-probabilities, one optimiser step.
 
-Any ``AutoModelForCausalLM`` works, trained in full, through LoRA (peft), or in a named subset of its parameters. The
+Any ``AutoModelForCausalLM`` works, trained in full or through LoRA (peft). The
 trained weights are kept in float32. The arithmetic runs in bfloat16 where the device has it (autocast), and
 log-probabilities leave this module in float32.
 

@@ -225,8 +225,6 @@ def _kept_by_autograd(
     if getattr(text, "layer_types", None):
         text.layer_types = (text.layer_types * layers)[:layers]  # a model of one layer is measured with two as well
     small = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    if peer.train == "subset":  # patterns may name layers that the small model lacks: the most that it can keep
-        peer = peer.model_copy(update={"train": "full", "trainable_parameters": ()})
     policy = Policy(small, shape.tokenizer, peer)
     policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device, shape.config, peer)
     prompts, completions = _step(swarm, prompt_lengths)

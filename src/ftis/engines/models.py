@@ -1,4 +1,4 @@
-"""Models and tokenizers from directories or the Hub, and the parameters to train: all, a LoRA adapter, a subset."""
+"""Models and tokenizers from directories or the Hub, and the parameters to train: all, or a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import hashlib
 import json
 import logging
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -244,7 +243,7 @@ def _place_of_base(source: str) -> str:
 
 def _adapter_config(source: str) -> Path | None:
     """The file that tells of a LoRA adapter, in its directory or from the Hub; None of another model."""
-    with suppress(OSError, ValueError):  # what loads the model says better what is wrong with its place
+    with suppress(OSError, ValueError):  # the loading of the model has the better error
         found = find_adapter_config_file(source, local_files_only=only_here(source))
         return None if found is None else Path(found)
     return None
@@ -284,7 +283,7 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
         adapter: directory of a LoRA adapter that is trained further.
 
     Raises:
-        ModelError: LoRA does not fit the model, the patterns match no parameter, or no layer can be checkpointed.
+        ModelError: LoRA does not fit the model, or no layer can be checkpointed.
     """
     require_precision(config)
     trainable = _chosen(model, config, adapter)
@@ -302,41 +301,28 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
     if config.train == "full":
         model.requires_grad_(True)
         return model
-    if config.train == "lora":
-        _quiet_peft()
-        from peft import LoraConfig, PeftModel, get_peft_model
+    _quiet_peft()
+    from peft import LoraConfig, PeftModel, get_peft_model
 
-        if adapter is not None:
-            return _to_be_saved(PeftModel.from_pretrained(model, str(adapter), is_trainable=True))
-        lora = LoraConfig(
-            r=config.lora_r,
-            lora_alpha=config.lora_alpha,
-            target_modules=list(config.lora_target_modules),
-            task_type="CAUSAL_LM",
-        )
-        try:
-            adapted = _to_be_saved(get_peft_model(model, lora))
-        except ValueError as error:
-            linear = {
-                name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "in_features")
-            }
-            raise ModelError(
-                f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)} They are "
-                f"lora_target_modules; the model has {', '.join(sorted(linear))}"
-            ) from None
-        _refuse_shared_targets(adapted, f"peer {config.name!r}: lora_target_modules")
-        _refuse_routers(adapted, config)
-        return adapted
-    patterns = [re.compile(p) for p in config.trainable_parameters]
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(any(p.search(name) for p in patterns))
-    if not any(p.requires_grad for p in model.parameters()):
-        names = [name for name, _ in model.named_parameters()]
+    if adapter is not None:
+        return _to_be_saved(PeftModel.from_pretrained(model, str(adapter), is_trainable=True))
+    lora = LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        target_modules=list(config.lora_target_modules),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = _to_be_saved(get_peft_model(model, lora))
+    except ValueError as error:
+        linear = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "in_features")}
         raise ModelError(
-            f"peer {config.name!r}: trainable_parameters = {list(config.trainable_parameters)} match none of the "
-            f"model's parameters, such as {names[0]} and {names[-1]}"
-        )
-    return model
+            f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)} They are "
+            f"lora_target_modules; the model has {', '.join(sorted(linear))}"
+        ) from None
+    _refuse_shared_targets(adapted, f"peer {config.name!r}: lora_target_modules")
+    _refuse_routers(adapted, config)
+    return adapted
 
 
 def _refuse_shared_targets(adapted: Any, who: str) -> None:
@@ -409,8 +395,7 @@ def require_trainable(config: PeerConfig, source: str) -> None:
         source: the model's place, if not ``config.model`` (a starter).
 
     Raises:
-        ModelError: its configuration cannot be read, LoRA does not fit it or is asked for on an adapter, or the
-            patterns match no parameter.
+        ModelError: its configuration cannot be read, or LoRA does not fit it or is asked for on an adapter.
     """
     try:
         described = load_config(source)
@@ -429,7 +414,7 @@ def without_weights(described: PreTrainedConfig, config: PeerConfig) -> Any:
     Its tensors have shapes and no numbers.
 
     Raises:
-        ModelError: transformers has no such model, LoRA does not fit it, or the patterns match no parameter.
+        ModelError: transformers has no such model, or LoRA does not fit it.
     """
     try:
         with torch.device("meta"):

@@ -19,7 +19,7 @@ def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[...
         ModelError: as :meth:`Policy.load <ftis.policy.Policy.load>`.
     """
     if config.train != "lora":
-        as_it_was = {"train": "full", "trainable_parameters": (), "gradient_checkpointing": False, "optim": "adamw"}
+        as_it_was = {"train": "full", "gradient_checkpointing": False, "optim": "adamw"}
         return Policy.load(config.model_copy(update=as_it_was), model).logps
 
     def without_adapter(

@@ -289,6 +289,7 @@ GONE = {
     "resample_budget": _SAMPLED,
     "rounds_late": "messages come late in a swarm that has joined",
     "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
+    "trainable_parameters": 'train = "lora" trains a part of a model, and a TRL script may freeze any',
     "swarms": "training.swarm_size puts neighbours among the peers together",
     "swarm_size": "training.swarm_size in the arm's set has its place",
     "wire": "messages have one form, with exact log-probabilities",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,7 +29,7 @@ from ftis.tasks.problems import load_task, require_unseen
 from ftis.text.messages import end_of_text
 from ftis.text.token_bytes import TokenBytes
 
-OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules", "trainable_parameters"}
+OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules"}
 """Settings of a peer that its model must fit."""
 
 
@@ -71,13 +70,7 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
         of_arms.append(loaded)
     for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
-        try:
-            require_trainable(peer, source[0])
-        except re.error as error:
-            raise RunError(
-                f"peer {peer.name!r}: trainable_parameters = {list(peer.trainable_parameters)} are regular "
-                f"expressions, and one is none ({error}): write '.*mlp' for a part of a name before mlp"
-            ) from None
+        require_trainable(peer, source[0])
     remarks = [*_of_environment(arms[0].recipe.task), *look_at_prompts(arms, of_arms)] if prompts else []
     return Checked([with_exchange(arm) for arm in arms], of_arms[0], remarks)
 
