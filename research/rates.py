@@ -24,6 +24,7 @@ from rich.table import Table
 
 from ftis.check.formatting import counted, number
 from ftis.cli import Jobs, carry_out, for_seeds
+from ftis.cli_options import Overrides, console
 from ftis.comparison.results import finals
 from ftis.comparison.summary import accuracy_is
 from ftis.config import PEER_NAME, ArmConfig, ExperimentConfig, Recipe, TaskConfig
@@ -31,7 +32,6 @@ from ftis.recipe.arms import RunError, arm_configs, arms_of, experiment_director
 from ftis.recipe.parsing import matches
 from ftis.records.plan import EXPERIMENT, read_plan
 from ftis.records.reading import read_study
-from ftis.terminal import Overrides, console
 from research import commands
 
 FEW = 3
@@ -115,7 +115,7 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
             kept = {key: value for key, value in config.set.items() if key not in rates}
             compared[name] = config.model_copy(update={"name": name, "set": kept | rates})
     task = TaskConfig(
-        name="held_out",
+        name="research.held_out.load",
         validation_size=recipe.task.validation_size,
         seed=recipe.task.seed,
         options=recipe.task.model_dump(),

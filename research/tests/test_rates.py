@@ -18,7 +18,6 @@ from ftis.config import Recipe, RecipeError, TaskConfig
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import load, parse
-from ftis.run.provenance import provenance
 from ftis.tasks.problems import load_task
 from recipes import write_recipe
 from research.rates import TriedRate, advice, compare_rates, multiples, read_trials, table, trial_name, trials
@@ -131,7 +130,7 @@ def test_what_a_comparison_reports_stays_unseen() -> None:
 
 
 def held_out(size: int | None = None, **options: Any) -> Task:
-    return load_task(TaskConfig(name="held_out", validation_size=size, options=options))
+    return load_task(TaskConfig(name="research.held_out.load", validation_size=size, options=options))
 
 
 def test_as_many_are_held_out_as_the_task_validates_with_and_a_fifth_at_most() -> None:
@@ -143,19 +142,10 @@ def test_as_many_are_held_out_as_the_task_validates_with_and_a_fifth_at_most() -
 def test_a_task_that_leaves_nothing_to_train_on_is_refused() -> None:
     with pytest.raises(TaskError, match=r"task 'clock' has 4 different problems .*; set task.train_size"):
         held_out(name="clock", train_size=4)
-    with pytest.raises(TaskError, match=r"task.options.nam of 'held_out': .*; give a task's own keys"):
+    with pytest.raises(TaskError, match=r"task.options.nam of 'research.held_out.load': .*; give a task's own keys"):
         held_out(name="clock", nam=1)
-    with pytest.raises(TaskError, match=r"task.options.name of 'held_out': "):
+    with pytest.raises(TaskError, match=r"task.options.name of 'research.held_out.load': "):
         held_out()
-
-
-def test_a_task_of_ones_own_is_recorded_though_it_is_held_out_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_task_for_rates.py").write_text("def load(config): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    trial = trials(recipe(PART, task={"name": "own_task_for_rates.load"}), (), [1])
-    assert list(provenance(trial)["modules"]) == ["own_task_for_rates"]
 
 
 def final(arm: str, peer: str, seed: int, split: str) -> float:

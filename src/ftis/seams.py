@@ -20,7 +20,6 @@ TASKS: Mapping[str, str] = {
     "clock": "ftis.tasks.clock.load",
     "word_problems": "ftis.tasks.words.load",
     "reasoning_gym:<dataset>": "ftis.tasks.gym.load",
-    "held_out": "ftis.tasks.held_out.load",
 }
 """``task.name`` -> ``f(TaskConfig) -> Task``; ``<dataset>`` stands for any name. See :mod:`ftis.prompts`."""
 

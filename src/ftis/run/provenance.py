@@ -30,7 +30,6 @@ from ftis.prompts import Task
 from ftis.recipe.arms import RunError, arms_of
 from ftis.records.files import locked, saved_steps, timestamp
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, write_run
-from ftis.records.reading import PeerRun
 from ftis.tasks.problems import excerpt
 from ftis.version import VERSION, commit
 
@@ -103,8 +102,7 @@ def agreed_modules(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def _names_of(task: TaskConfig) -> list[str]:
-    inner = [str(task.options.get("name"))] if task.name == "held_out" else []
-    return [task.name, *inner, *([task.environment] if task.environment else [])]
+    return [task.name, *([task.environment] if task.environment else [])]
 
 
 def _digests(named: Iterable[str]) -> dict[str, str]:
@@ -157,9 +155,7 @@ def claim(
     others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
     longer = f"; {_shown(changed)}" if changed else ""
     since = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
-    lost = _lost_records(directory) if trains else []
-    holes = f"; metrics.jsonl lacks rounds that a checkpoint has: {', '.join(lost)}" if lost else ""
-    return f"goes on in {directory}{longer}{since}{holes}"
+    return f"goes on in {directory}{longer}{since}"
 
 
 def may_claim(
@@ -201,16 +197,6 @@ def _check_rounds(directory: Path, recipe: Recipe) -> None:
                 f"training.rounds = {rounds}, but arm {arm.name} in {directory} has finished {finished} rounds: give "
                 f"at least {finished}, or go back first by --resume {rounds}"
             )
-
-
-def _lost_records(directory: Path) -> list[str]:
-    """The peers whose records lack rounds before their newest checkpoint, as after a crash of the machine."""
-    found = []
-    for peer in sorted({path.parent for path in directory.glob("*/*/checkpoint-*")}):
-        recorded = {row.step for row in PeerRun.read(peer).rounds}
-        if missing := sorted(set(range(1, max(saved_steps(peer), default=0) + 1)) - recorded):
-            found.append(f"{peer.relative_to(directory)} {missing[0]} to {missing[-1]}")
-    return found
 
 
 def _problems(tasks: Iterable[Task]) -> list[str]:

@@ -9,7 +9,6 @@ name                         file             problems                          
 ``clock``                    ``clock.py``     left-to-right arithmetic modulo 10, made on the spot  ``exact``
 ``word_problems``            ``words.py``     arithmetic word problems, made on the spot            ``number``
 ``reasoning_gym:<dataset>``  ``gym.py``       a procedural data set of reasoning-gym                ``exact``
-``held_out``                 ``held_out.py``  another task's training problems, split again         as that task's
 ===========================  ===============  ====================================================  ==============
 
 ``reading.py`` reads rows and their fields from files, ``splitting.py`` draws seeded subsets and holds problems out.

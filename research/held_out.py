@@ -1,4 +1,7 @@
-"""``held_out``: another task, with some of its training problems as validation. Its own validation stays unseen."""
+"""Another task, with some of its training problems as validation (``research.held_out.load``).
+
+Its own validation stays unseen.
+"""
 
 from __future__ import annotations
 
