@@ -42,7 +42,7 @@ WINGS = {
     "text": "token_bytes completions turns units messages selection",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
-    "rewards": "scoring helper words grammar numbers shapes latex formulas gym answers parts",
+    "rewards": "scoring helper words grammar numbers shapes formula_judge latex formulas gym answers parts",
     "engines": "machine devices places optimizers hub texts models reference offload windows rows lengths lines head "
     "microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
     "environments": "contract play guess calculator",

@@ -1,7 +1,7 @@
 """Equality of LaTeX formulas: the rules that need both answers. :mod:`ftis.rewards.grammar` has those that take one.
 
 Words, points and times are compared as texts. Then come signs of another answer and the sides of an equation, and
-:mod:`ftis.rewards.shapes` takes apart what is left. Each function's docstring has examples.
+:mod:`ftis.rewards.shapes` takes the rest apart. Each function's docstring has examples.
 """
 
 from __future__ import annotations

@@ -1,0 +1,145 @@
+"""Whether two formulas in LaTeX are equal, by math-verify and sympy. :mod:`ftis.rewards.latex` asks, with limits."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import verify
+
+logging.disable(logging.CRITICAL)
+
+SMALL, OF_A_SMALL, OF_AN_EXACT = 1e-3, 5e-3, 5e-6
+"""Below this an answer must be right to three digits of a decimal, to six of an exact value: to six behind the point
+all of them are like 0."""
+PLACES = 60
+"""Digits to which numbers are computed. Two exact ones are equal if 40 are."""
+POINTS = (1000, -1700, -400)
+"""Where formulas with variables are compared, in parts of 701. √x² = x and the like hold at a positive point alone."""
+
+_PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
+_LAYOUT = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+_MATRICES = sympy.MatrixBase | sympy.MatrixExpr
+_LOOPS = (sympy.Sum, sympy.Product, sympy.Integral)
+
+# sympy turns strings into expressions with eval(). The grammar that parses LaTeX needs this for plain numbers only, so
+# any other text is refused.
+_parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
+_evaluate = _parser.eval_expr
+
+
+def _evaluate_plain(code: str, *scopes: Any) -> Any:
+    if not _PLAIN_CODE.fullmatch(code.strip()):
+        raise ValueError("text is not evaluated as Python")
+    return _evaluate(code, *scopes)
+
+
+_parser.eval_expr = _evaluate_plain
+
+
+def decide(asked: Sequence[Any]) -> bool:
+    """The answer to a :data:`~ftis.rewards.shapes.Question`; no, if a library fails on it."""
+    kind, *rest = asked
+    if kind == "all":
+        return all(map(decide, rest))
+    with contextlib.suppress(Exception):  # libraries on a stranger's text may raise anything
+        return _equal(*rest) if kind == "equal" else _reals(*rest) if kind == "reals" else any(map(decide, rest))
+    return False
+
+
+@lru_cache(maxsize=256)
+def _read(text: str, lowercase: bool = True) -> Any:
+    cases = ConversionConfig(lowercase_symbols=lowercase)
+    return _imaginary(latex2sympy(text, is_real=True, normalization_config=_LAYOUT, conversion_config=cases))
+
+
+def _imaginary(side: Any) -> Any:
+    """A formula with i as the imaginary unit."""
+    changed = {symbol: sympy.I for symbol in side.free_symbols if symbol.name == "i"}
+    if changed and isinstance(side, sympy.Rel):  # it would become true or false
+        return side.func(*(argument.xreplace(changed) for argument in side.args), evaluate=False)
+    return side.xreplace(changed) if changed else side
+
+
+def _equal(given: str, expected: str, digits: int) -> bool:
+    texts = (set(re.findall("[A-Za-z]+", text)) for text in (given, expected))
+    lowercase = not any(name.lower() in names - {name} for names in texts for name in names)  # none in both cases
+    one, other = _read(given, lowercase), _read(expected, lowercase)
+    if (verdict := _same(one, other, digits)) is not None:
+        return verdict
+    if isinstance(other, sympy.Eq) and (isinstance(other.rhs, sympy.MatrixBase) or not sympy.solve(other)):
+        return False  # verify compares solutions, and takes none for none
+    return bool(verify(other, one, float_rounding=digits, timeout_seconds=None))
+
+
+def _same(one: Any, other: Any, digits: int) -> bool | None:
+    """Whether two expressions or matrices have the same values; None if values do not decide."""
+    if isinstance(one, _MATRICES) and isinstance(other, _MATRICES):
+        one, other = one.doit(), other.doit()
+        if one.shape != other.shape:
+            return False
+        verdicts = [_same(*pair, digits) for pair in zip(one.flat(), other.flat(), strict=True)]
+        return None if None in verdicts else all(verdicts)
+    if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
+        return None
+    symbols = one.free_symbols | other.free_symbols
+    word = any(isinstance(side, sympy.Symbol) and {side} < symbols for side in (one, other))
+    if word or (symbols and (one.has(*_LOOPS) or other.has(*_LOOPS))):
+        return None
+    verdicts = []
+    for low in POINTS if symbols else (0,):
+        point = {symbol: sympy.Rational(low + crc32(symbol.name.encode()) % 1000, 701) for symbol in symbols}
+        verdicts.append(_near(one.xreplace(point), other.xreplace(point), digits))
+    return False if verdicts[0] is False else True if all(verdicts) else None
+
+
+def _near(one: Any, other: Any, digits: int) -> bool | None:
+    """Whether two numbers are equal, decimals to some digits; None if they cannot be computed."""
+    exact = not other.has(sympy.Float)
+    rounded = not (exact and other.is_integer) and (one.has(sympy.Float) or not exact)
+    one, other = _in_fractions(one), _in_fractions(other)
+    values = [one.evalf(PLACES), other.evalf(PLACES)]
+    if any(value.has(sympy.nan, sympy.zoo) for value in values):
+        return False
+    parts = [part for value in values for part in value.as_real_imag()]
+    if not all(isinstance(part, sympy.Number) for part in parts):
+        return None
+    if any(part.is_infinite for part in parts):
+        return bool(values[0] == values[1])
+    # one bit of precision is what rounding leaves of 0
+    real, imaginary, *right = (0 if getattr(part, "_prec", 0) == 1 else part for part in parts)
+    gap, size = (sympy.sqrt(x**2 + y**2) for x, y in ((real - right[0], imaginary - right[1]), right))
+    if not rounded:
+        if gap > size * 10**-40:
+            return False
+        rest = one.doit() - other.doit() if one.is_rational and other.is_rational else sympy.S.Zero
+        return bool(rest == 0 or not isinstance(rest, sympy.Rational))
+    most = 0.5000001 * 10**-digits
+    return bool(gap <= (most if size > SMALL else min(most, (OF_AN_EXACT if exact else OF_A_SMALL) * size)))
+
+
+def _in_fractions(side: Any) -> Any:
+    return side.xreplace({number: sympy.Rational(str(number)) for number in side.atoms(sympy.Float)})
+
+
+def _reals(given: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> bool:
+    """Whether two unions of intersections of sets and inequalities are one set of reals, and not empty."""
+    one, other = (
+        sympy.Union(*(sympy.Intersection(*map(_solved, part)) for part in side)) for side in (given, expected)
+    )
+    return not one.is_empty and (one == other or bool((one ^ other).is_empty))
+
+
+def _solved(text: str) -> Any:
+    found = _read(text).doit()
+    found = found if isinstance(found, sympy.Set) else found.as_set()
+    return _in_fractions(found)
