@@ -20,12 +20,14 @@ PARTS: Mapping[str, str] = {
     "_generate_and_score_completions": "rest",  # collating
     "_end_round": "records",
     "_sample": "own rollouts",  # checking prompts, text of completions
-    "_scored": "admission",  # around the reward functions
-    "_judge": "weights",  # around the model's pass for log π_old
     "_choose": "selections",
-    "_batch": "batch",
 }
 """Methods of FTISTrainer -> the part of the adapter that they are."""
+PARTS_OF_FOREIGN: Mapping[str, str] = {
+    "scored": "admission",  # around the reward functions
+    "judged": "weights",  # around the model's pass for log π_old
+    "joined": "batch",
+}
 PARTS_OF_MEMBER: Mapping[str, str] = {"outgoing": "offer", "admit": "admission"}
 HOSTS = (
     *("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies"),
@@ -98,6 +100,8 @@ class Spent:
         """Watch an FTISTrainer that has others to learn with."""
         for method, part in PARTS.items():
             self.watch(trainer, method, part)
+        for method, part in PARTS_OF_FOREIGN.items():
+            self.watch(trainer.foreign, method, part)
         for method, part in PARTS_OF_MEMBER.items():
             self.watch(trainer.member, method, part)
 

@@ -109,17 +109,19 @@ PARAMETERS = {
 
 
 def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) -> None:
-    """The names are read from the code: each ``self._name`` and ``super()._name`` that is not the trainer's own."""
+    """The names are read from the code: each ``self._name``, ``super()._name`` and ``trainer._name`` that is TRL's."""
     from transformers import GenerationConfig
     from trl import GRPOTrainer
     from trl.generation.vllm_client import VLLMClient
     from trl.generation.vllm_generation import VLLMGeneration
 
-    source = (ROOT / "src" / "ftis" / "trl" / "trainer.py").read_text(encoding="utf-8")
-    (trainer_class,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    owners = {ast.parse(text, mode="eval").body for text in ("self", "super()")}
+    files = ("trainer", "engine", "foreign")
+    trees = [ast.parse((ROOT / "src" / "ftis" / "trl" / f"{file}.py").read_text(encoding="utf-8")) for file in files]
+    (trainer_class,) = [node for node in trees[0].body if isinstance(node, ast.ClassDef)]
     reads = [node for node in ast.walk(trainer_class) if isinstance(node, ast.Attribute)]
-    used = {node.attr for node in reads if any(ast.dump(node.value) == ast.dump(owner) for owner in owners)}
+    used = {node.attr for node in reads if ast.unparse(node.value) in ("self", "super()")}
+    beside = [node for tree in trees[1:] for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used |= {node.attr for node in beside if ast.unparse(node.value) in ("trainer", "self.trainer")}
     sets = {node.attr for node in reads if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
     defined = {node.name for node in trainer_class.body if isinstance(node, ast.FunctionDef)}
     inherited = {name for name in defined if hasattr(GRPOTrainer, name)}
@@ -127,7 +129,7 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     names = (used - defined - sets) | inherited | {"_metrics", "_step"}
     whole = inspect.getsource(GRPOTrainer)  # some attributes are there with vLLM only
     missing = [name for name in sorted(names) if not hasattr(plain, name) and f"self.{name} = " not in whole]
-    assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl/trainer.py uses it"
+    assert not missing, f"a GRPOTrainer has no {missing}: src/ftis/trl uses it"
     assert {name for name in names if name in PARAMETERS} == PARAMETERS.keys()
     methods = {name for name in names - {"__init__"} if inspect.ismethod(getattr(plain, name, None))}
     assert {name for name in methods if name.startswith("_")} <= PARAMETERS.keys()
@@ -140,7 +142,7 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     keys = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
     keys |= {"old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio", "tool_mask", "num_images"}
-    assert not [key for key in keys if f'"{key}"' not in source], "src/ftis/trl/trainer.py reads it of TRL's batch"
+    assert not [key for key in keys if f'"{key}"' not in source], "src/ftis/trl reads it of TRL's batch"
     assert GenerationConfig._get_default_generation_params()["num_beams"] == 1
 
 
@@ -323,13 +325,13 @@ def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Pa
     trainer = trainer_of(model, args, scene_recipe(objective={"name": correction}))
     groups = []
     for item, seed in ((3, 0), (5, 100)):
-        rollouts = tuple(made_up(seed + i, trainer._policy.vocab_size) for i in range(GROUP))
+        rollouts = tuple(made_up(seed + i, trainer.policy.vocab_size) for i in range(GROUP))
         answer = (Observed(1, np.array([9, 8, 7], np.int32)),)  # an environment's, in some
         rollouts = tuple(replace(rollout, observed=answer[: i % 2]) for i, rollout in enumerate(rollouts))
         rewards = evenness(None, None, [rollout.completion_ids.tolist() for rollout in rollouts])
         groups.append(ScoredGroup(Group("b", 0, item, rollouts), ("",) * GROUP, tuple(rewards)))
     batch = collate(groups, trainer.member.prompt_ids, "a")
-    judged = trainer._judge(batch, {}, reported=False)
+    judged = trainer.foreign.judged(batch, {}, reported=False)
     chosen = select(judged, trainer.member.selections)
     if name == "F-TIS":
         assert 0 < chosen.kept_R.sum() < len(chosen.kept_R)
@@ -540,7 +542,7 @@ def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path:
         plain = trainer_of(small, config(tmp_path), alone).member
         trainer = trainer_of(small, config(tmp_path), recipe.model_copy(update={"exchange": "text"}))
         assert trainer.member.header.tokenizer == plain.header.tokenizer
-        assert plain.admitter.terms.end_ids == trainer._policy.end_ids
+        assert plain.admitter.terms.end_ids == trainer.policy.end_ids
         with pytest.raises(RecipeError, match=r"completions must end at '<\|end of another\|>'"):
             trainer_of(small, config(tmp_path), recipe)
 
@@ -593,7 +595,7 @@ def test_episodes_with_nobody_else_are_grpotrainers(caller: tuple[Path, Any], tm
     score, batches = theirs._generate_and_score_completions, []
 
     def seeded(inputs: Any) -> Any:
-        with trainer._seeded(0):
+        with trainer.engine.seeded(trainer._seed(0)):
             batches.append(score(inputs))
         return batches[-1]
 
@@ -639,9 +641,9 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
     recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Stone"})})
     args = config(tmp_path, max_completion_length=96, save_strategy="no")
     trainer = trainer_of(model, args, recipe, reward=None, processing_class=tokenizer)
-    stage, problem = trainer._stage, trainer.member.task.train[0]
+    stage, problem = trainer.stage, trainer.member.task.train[0]
     begins = tokenizer.decode(trainer.member.prompt_ids[0]).partition("<|im_end|>")[0][-1]
-    (row,) = trainer._rows([0])
+    (row,) = trainer.rows([0])
     assert stage.environments(1)[0].reset(**row) == f" {begins}"  # as TRL resets it
     calls = {n: json.dumps({"name": "earn", "arguments": {"coins": n}}) for n in (1, 10)}
     for last, overdue, reward in ((1, False, int(begins) + 2.0), (10, True, 0.0), (1, False, int(begins) + 2.0)):
@@ -744,7 +746,7 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     trainer.train()
     (engine,) = vllm.made
     assert engine.handed_over == 3  # once a round
-    assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer._policy.end_ids)}
+    assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer.policy.end_ids)}
     for _, data in exchange.published:
         groups = decode(data, Limits(1 << 20, 8, 8, 64)).groups
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -830,7 +832,7 @@ def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
     exchange = MadeUp()
     trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange)
     item = exchange.items(1)[0]
-    bad = made_up(GROUP * item + 10_000 + 1, trainer._policy.vocab_size).completion_ids.tolist()
+    bad = made_up(GROUP * item + 10_000 + 1, trainer.policy.vocab_size).completion_ids.tolist()
     trainer = trainer_of(
         model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange, fails_on(bad, how, later)
     )

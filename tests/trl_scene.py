@@ -250,7 +250,7 @@ def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
     """A rollout_func: completions that follow from the prompt and the place in its group."""
     ids = trainer.processing_class(text=list(prompts))["input_ids"]
     seeds = [sum(row) + 1000 * list(prompts[:n]).count(prompts[n]) for n, row in enumerate(ids)]
-    rollouts = [made_up(seed, trainer._policy.vocab_size) for seed in seeds]
+    rollouts = [made_up(seed, trainer.policy.vocab_size) for seed in seeds]
     return {
         "prompt_ids": ids,
         "completion_ids": [rollout.completion_ids.tolist() for rollout in rollouts],
@@ -307,7 +307,7 @@ def differences(model: Path, out: Path) -> dict[str, Any]:
         twin.trainer = trainer
         rows = trainer.train_dataset.select(sorted(trainer.member.assigned("a", 0)))
         kept: list[int] = []
-        trainer._batch = partial(noting, trainer._batch, kept)
+        trainer.foreign.joined = partial(noting, trainer.foreign.joined, kept)
         trainer.train()
         args = config(out / loss_type / "theirs", shuffle_dataset=False, **options)
         theirs = of_trl.GRPOTrainer(loaded[1], constant_of_some, args, train_dataset=rows, rollout_func=draws)
@@ -320,11 +320,11 @@ def differences(model: Path, out: Path) -> dict[str, Any]:
     return found
 
 
-def noting(batch_of: Any, kept: list[int], *given: Any) -> Any:
-    """A process's part of TRL's batch; ``kept`` then holds how many rollouts are in it."""
-    batch = batch_of(*given)
+def noting(joined: Any, kept: list[int], *given: Any) -> Any:
+    """A process's part of TRL's batch and its factor; ``kept`` then holds how many rollouts are in it."""
+    batch, factor = joined(*given)
     kept.append(int((batch["completion_mask"].sum(-1) > 0).sum()))
-    return batch
+    return batch, factor
 
 
 def main(model: Path, out: Path, against_trl: bool = False) -> None:

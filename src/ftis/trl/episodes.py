@@ -9,12 +9,14 @@ draws. For the rewards TRL's environments play each episode once more: they are 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from trl.chat_template_utils import parse_response
+from trl.data_utils import is_conversational
 
 from ftis.config import Recipe
 from ftis.environments.contract import Message, open_environment, tools_of
@@ -77,6 +79,26 @@ class Stage:
     player: Player
     factory: Callable[[], Any]
     pool: list[Any]
+
+    @staticmethod
+    def of(player: Player, dataset: Any, factory: Callable[[], Any], pool: list[Any]) -> Stage:
+        """The stage of a player, unless the data set's prompts cannot show an environment's tools.
+
+        Raises:
+            OptionError: they cannot.
+        """
+        if not is_conversational(dataset[0]):
+            raise OptionError(
+                "train_dataset: its prompts are text, and a model sees an environment's tools in conversations alone; "
+                "let each prompt be a list of messages"
+            )
+        if player.environment.helper is None:
+            warnings.warn(
+                f"environment_factory: {factory.__name__} is a class of this script, so others' episodes play in this "
+                f"process, without limits of time and memory: write it into a module and import it",
+                stacklevel=4,
+            )
+        return Stage(player, factory, pool)
 
     def environments(self, n: int) -> list[Any]:
         """``n`` environments."""

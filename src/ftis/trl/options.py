@@ -1,7 +1,7 @@
 """Options of a TRL script that contradict the swarm, refused by name with the remedy. Imports no TRL.
 
-A swarm's peers agree on what a rollout means and when a round closes. GRPOConfig says how this peer learns: its loss,
-clip, advantages, steps. Nothing is refused of a trainer that has nobody to learn with.
+A swarm's peers agree on the meaning of a rollout and the end of a round. GRPOConfig says how this peer learns: its
+loss, clip, advantages, steps. Nothing is refused of a trainer that has nobody to learn with.
 """
 
 from __future__ import annotations

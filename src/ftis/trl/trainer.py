@@ -8,7 +8,7 @@ loss does the rest::
 
 If nothing joins, TRL's batch is as TRL made it. A trainer without a swarm does nothing else than GRPOTrainer.
 
-Of several processes only the main one talks to the others. It hands on what it admitted and what was selected; each
+Of several processes only the main one talks to the others. It hands on the admitted groups and the selection; each
 process scores, judges and learns from its part.
 """
 
@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,16 +28,11 @@ from datasets import IterableDataset
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from trl.chat_template_utils import parse_response
-from trl.data_utils import is_conversational
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
 
 from ftis.config import FtisError, Recipe
 from ftis.engines.agreement import require_agreement, trial
 from ftis.environments.play import Player, player_of
-from ftis.episodes import EpisodeError, UnplayableError
-from ftis.learning import Update, weighed
+from ftis.learning import Update
 from ftis.measures import RoundExchange, round_record
 from ftis.models import starters
 from ftis.objectives import resolve
@@ -48,18 +42,20 @@ from ftis.recipe.arms import RunError
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
 from ftis.records.files import locked, write_whole
 from ftis.records.writing import Records
-from ftis.rollouts import Batch, Bools, Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
+from ftis.rollouts import Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
 from ftis.run import accusations
 from ftis.run.assembly import longest_row
 from ftis.run.provenance import claim
 from ftis.run.runs import peer_lock
 from ftis.sampling import Decoding
 from ftis.schedule import seed_of
-from ftis.selection import Chosen, Judged, OwnOld, select
+from ftis.selection import Chosen, select
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
-from ftis.trl.batches import advantages, makes_up, padded, prompts_of, rows_of, spread, strengths, tokens_of
+from ftis.trl.batches import prompts_of, spread, tokens_of
+from ftis.trl.engine import Engine, changed
 from ftis.trl.episodes import Stage, factory_of
+from ftis.trl.foreign import Foreign
 from ftis.trl.member import (
     AloneError,
     HostPolicy,
@@ -70,11 +66,11 @@ from ftis.trl.member import (
     restore,
     state_of,
 )
-from ftis.trl.models import REMEDY, check_model, check_server, generation_of, recorded, tokenizer_of
-from ftis.trl.options import DIVISORS, OptionError, check_generation, check_options, steps_per_round
+from ftis.trl.models import REMEDY, check_model, check_server, generation_of, tokenizer_of
+from ftis.trl.options import OptionError, check_generation, check_options, steps_per_round
 from ftis.trl.problems import Problems, dataset_of, require_prompts, task_of
 from ftis.trl.ranks import Ranks
-from ftis.trl.rewards import place_of, sparing, without
+from ftis.trl.rewards import place_of, without
 from ftis.trl.swarm import Link, Swarm, adapted
 
 STATE = "ftis.json"
@@ -157,59 +153,37 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"train_dataset has {size}, the recipe's task {len(task.train)} training problems: give a row for "
                 f"each, in their order, or leave train_dataset out"
             )
-        self._scores_foreign = False
-        self.reward_funcs: list[Any] = [sparing(one, lambda: self._scores_foreign) for one in self.reward_funcs]
-        self._ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
+        self.engine, self.foreign = Engine(self), Foreign(self)
+        self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
         check_generation(args, *generation_of(self))
         if args.use_vllm:  # it reads a model's ends from its directory alone
             self.vllm_generation.generation_kwargs["stop_token_ids"] = sorted(self.eos_token_ids)
         if args.use_vllm and args.vllm_mode == "server":
-            self._ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
-        embedding = self.model.get_input_embeddings().weight
-        vocab_size = int(getattr(embedding, "ds_shape", embedding.shape)[0])  # DeepSpeed's ZeRO-3 leaves it empty
-        precise = self.accelerator.mixed_precision == "no" and all(
-            parameter.element_size() >= 4 for parameter in self.model.parameters() if parameter.is_floating_point()
-        )
+            self.ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
         policy = HostPolicy(
             self.model,
             self._tokenizer,
-            vocab_size,
+            self.engine.vocab_size,
             frozenset(self.eos_token_ids),
             recipe.peer(self._swarm.peer),
             self.accelerator.device,
-            torch.float32 if precise else torch.bfloat16,
+            self.engine.compute_dtype,
             self.accelerator.autocast,
-            self._logps_of,
+            self.engine.logps_of,
         )
         player = player_of(recipe.task, recipe, cast(Any, policy))
-        self._stage: Stage | None = None
-        self._problems = task.train
+        self.stage: Stage | None = None
         render: Any = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
         if player is not None:
             render = partial(player.render, todays=True)
         of_task = self._rendered if self._swarm.recipe is None else render
         self.member = member_for(recipe, self._swarm.peer, policy, task, of_task, player)
         if player is not None:
-            if not is_conversational(self.train_dataset[0]):
-                raise OptionError(
-                    "train_dataset: its prompts are text, and a model sees an environment's tools in conversations "
-                    "alone; let each prompt be a list of messages"
-                )
-            if player.environment.helper is None:
-                warnings.warn(
-                    f"environment_factory: {self.environment_factories[None].__name__} is a class of this script, so "
-                    f"others' episodes play in this process, without limits of time and memory: write it into a module "
-                    f"and import it",
-                    stacklevel=3,
-                )
-            self._stage = Stage(
-                cast(Player, self.member.admitter.episodes),
-                self.environment_factories[None],
-                self._environment_pool[None],
-            )
+            stage = cast(Player, self.member.admitter.episodes), self.train_dataset
+            self.stage = Stage.of(*stage, self.environment_factories[None], self._environment_pool[None])
             self._env_tools = {None: list(player.environment.tools.values())}
-        self._policy: Any = policy
+        self.policy: Any = policy
         self._episodes: list[tuple[Rollout, str]] = []
         self._drawn_by: Sequence[int] = ()
         self.agreed = False
@@ -217,7 +191,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._link: Link
         self._losses: list[Tensor] = []
         self._checked: set[int] = set()
-        self._check_prompts(range(min(8, len(task.train))))
+        self.check_prompts(range(min(8, len(task.train))))
 
     @property
     def place(self) -> Path:
@@ -226,12 +200,12 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # --- what must hold -----------------------------------------------------------------------------
 
-    def _rows(self, items: Sequence[int]) -> list[dict[str, Any]]:
+    def rows(self, items: Sequence[int]) -> list[dict[str, Any]]:
         """The data set's rows of these numbers, each read once."""
         known = {item: self.train_dataset[item] for item in dict.fromkeys(items)}
-        if self._stage is not None:
-            play = self._stage.player.environment
-            known = {item: {**play.seed_of(self._problems[item]), **row} for item, row in known.items()}
+        if self.stage is not None:
+            play = self.stage.player.environment
+            known = {item: {**play.seed_of(self.member.task.train[item]), **row} for item, row in known.items()}
         return [dict(known[item]) for item in items]
 
     def _rendered(self, problem: Prompt) -> Ints:
@@ -240,17 +214,17 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _tokenized(self, items: Sequence[int]) -> list[list[int]]:
         """The prompts of the data set's rows, as TRL tokenizes them."""
-        if self._stage is not None:
+        if self.stage is not None:
             self._batch_environments = [None] * len(items)
-        ids: list[list[int]] = self._tokenize_prompts(self._begun(items, self._rows(items)))[0]
+        ids: list[list[int]] = self._tokenize_prompts(self.begun(items, self.rows(items)))[0]
         return ids
 
-    def _begun(self, items: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def begun(self, items: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The prompts of rows with these numbers, with the texts that the environment appends."""
         prompts = [row["prompt"] for row in rows]
-        if self._stage is None:
+        if self.stage is None:
             return prompts
-        texts = {item: self._stage.observation(self._problems[item]) for item in dict.fromkeys(items)}
+        texts = {item: self.stage.observation(self.member.task.train[item]) for item in dict.fromkeys(items)}
         pairs = zip(items, prompts, strict=True)
         return [
             [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + texts[item]}] for item, prompt in pairs
@@ -263,61 +237,12 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             longest = len(self.member.prompt_ids[problems.longest]) + decoding.max_completion_length
         else:
             longest = longest_row(problems, self.member.render, self.member.recipe.sampling)
-        with self._without_checkpointing():
-            found = trial(self._policy, self._drawn, longest, decoding.temperature, self._in_place)
-        found.refuse(self._policy, REMEDY)
+        draw = partial(self.engine.draw, decoding)
+        with self.engine.without_checkpointing():
+            found = trial(self.policy, draw, longest, decoding.temperature, self.engine.in_place)
+        found.refuse(self.policy, REMEDY)
 
-    def _drawn(
-        self, policy: Any, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
-    ) -> list[tuple[Rollout, ...]]:
-        """Draw as TRL does, or random tokens if another engine samples: the first round compares that one."""
-        prompts = [ids for ids in prompt_ids for _ in range(repeats)]
-        if self._generates:
-            rollouts = self._generated(prompts, decoding.max_completion_length, seed)
-        else:
-            rng = np.random.default_rng(seed)
-            shape = len(prompts), decoding.max_completion_length
-            drawn = [*rng.integers(0, policy.vocab_size, shape).astype(np.int32)]
-            rollouts = [
-                Rollout(*pair) for pair in zip(drawn, policy.logps(prompts, drawn, decoding.temperature), strict=True)
-            ]
-        return [tuple(rollouts[at : at + repeats]) for at in range(0, len(rollouts), repeats)]
-
-    def _generated(self, prompt_ids: Sequence[Ints], most: int, seed: int) -> list[Rollout]:
-        """A completion of each prompt, of at most ``most`` tokens up to the policy's ends, with the sampler's
-        log-probabilities."""
-        cuda = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        config, ends = self.generation_config, sorted(self._policy.end_ids)
-        before = config.max_new_tokens, config.eos_token_id, self.eos_token_ids
-        config.max_new_tokens, config.eos_token_id, self.eos_token_ids = most, ends, ends
-        try:
-            with torch.random.fork_rng(cuda), self._recorded() as heard:
-                torch.manual_seed(seed)
-                drawn, _ = self._generate_single_turn([ids.tolist() for ids in prompt_ids], None, {}, 1)
-        finally:
-            config.max_new_tokens, config.eos_token_id, self.eos_token_ids = before
-        logps = heard[0].cpu().numpy()
-        return [Rollout(np.array(ids, np.int32), logp[: len(ids)]) for ids, logp in zip(drawn, logps, strict=True)]
-
-    @property
-    def _generates(self) -> bool:
-        """Whether transformers' ``generate`` samples."""
-        return not self.args.use_vllm and self.rollout_func is None
-
-    @property
-    def _in_place(self) -> bool:
-        """Whether the sampler has exactly the learner's arithmetic. ``generate`` has not, under autocast."""
-        return self._generates and self._policy.compute_dtype == torch.float32
-
-    def _recorded(self) -> contextlib.AbstractContextManager[list[Tensor]]:
-        """A context in which transformers' ``generate`` notes the log-probabilities of what it draws."""
-        return recorded(self.accelerator.unwrap_model(self.model_wrapped), self.member.decoding)
-
-    def _without_checkpointing(self) -> contextlib.AbstractContextManager[None]:
-        context: Any = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
-        return cast("contextlib.AbstractContextManager[None]", context)
-
-    def _check_prompts(self, items: Sequence[int]) -> None:
+    def check_prompts(self, items: Sequence[int]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
         items = [item for item in dict.fromkeys(items) if item not in self._checked]
         if not items or self._swarm.recipe is None:
@@ -348,13 +273,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if checkpoint is True:
             checkpoint = newest_checkpoint(self.args.output_dir)
         with contextlib.ExitStack() as stack:
-            if self._stage is not None:
-                stack.callback(self._stage.player.close)
-            if self._ranks.from_main(lambda: self._open(stack, anew, checkpoint)):
+            if self.stage is not None:
+                stack.callback(self.stage.player.close)
+            if self.ranks.from_main(lambda: self._open(stack, anew, checkpoint)):
                 self._load_from_checkpoint(checkpoint)
                 return TrainOutput(self.args.max_steps, float("nan"), {})
             result = super().train(resume_from_checkpoint=checkpoint, **options)
-        if alone := self._ranks.from_main(lambda: alone_in_all_rounds(self.place)):
+        if alone := self.ranks.from_main(lambda: alone_in_all_rounds(self.place)):
             if self.args.save_strategy == "no":
                 self.save_model()
             raise AloneError(alone)
@@ -389,7 +314,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return finished
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self._has_others and self._ranks.is_main and self.state.global_step % steps_per_round(self.args) == 0:
+        if self._has_others and self.ranks.is_main and self.state.global_step % steps_per_round(self.args) == 0:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)  # first of all files, so that a whole checkpoint has it
             write_whole(folder / STATE, state_of(self.member))
@@ -409,25 +334,27 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self._step == 0:
             self._require_one_policy()
         self._clock = Stopwatch()
-        self._round: int = self._ranks.from_main(lambda: self._link.catch_up(self.member.cursor.step), waits=True)
-        with self._seeded(self._round):
+        self._round: int = self.ranks.from_main(lambda: self._link.catch_up(self.member.cursor.step), waits=True)
+        with self.engine.seeded(self._seed(self._round)):
             return super()._prepare_inputs(generation_batch)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """TRL's batch of own rollouts. In training the others' join it."""
         if not (self._has_others and self.model.training):
             return super()._generate_and_score_completions(inputs)
-        member, ranks, clock = self.member, self._ranks, self._clock
+        member, ranks, clock = self.member, self.ranks, self._clock
         own, sampled, out = self._sample()
         known = {id(rollout): (old, ratio) for rollout, old, ratio in sampled}
         clock.lap("sample")
         admitted = ranks.from_main(lambda: self._trade(own, clock), waits=True)
-        batch = collate([*own, *self._scored(admitted)], member.prompt_ids, member.name)
+        batch = collate([*own, *self._score(admitted)], member.prompt_ids, member.name)
         clock.lap("admit")
-        self._judged = self._judge(batch, known, {"sampling_per_token_logps", "old_per_token_logps"} <= out.keys())
+        reported = {"sampling_per_token_logps", "old_per_token_logps"} <= out.keys()
+        self._judged = self.foreign.judged(batch, known, reported)
         clock.lap("logp")
         self._chosen: Chosen = ranks.from_main(self._choose)
-        return self._batch(out, known)
+        joined, self._beta_factor = self.foreign.joined(self._judged, self._chosen, out, known)
+        return joined
 
     def _sample(self) -> tuple[list[ScoredGroup], list[tuple[Rollout, Floats, Floats]], dict[str, Tensor]]:
         """This peer's groups; each of its rollouts with log π_old and TRL's π_old/π_gen; TRL's batch of them.
@@ -436,33 +363,33 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """
         member, each = self.member, self.member.recipe.rollouts_per_group
         items = sorted(member.assigned(member.name, self._round))
-        self._check_prompts(items)
-        rows = self._ranks.mine([item for item in items for _ in range(each)])
-        inputs = self._rows(rows)
-        listens, self._drawn_by = self._generates and not self.agreed, rows
-        recorded = self._recorded() if listens else contextlib.nullcontext([])
+        self.check_prompts(items)
+        rows = self.ranks.mine([item for item in items for _ in range(each)])
+        inputs = self.rows(rows)
+        listens, self._drawn_by = self.engine.generates and not self.agreed, rows
+        recorded = self.engine.recorded(member.decoding) if listens else contextlib.nullcontext([])
         # No truncated completion is masked: others learn from all.
-        with self._changed(num_generations=each, mask_truncated_completions=False), recorded as self._draws:
+        with changed(self, num_generations=each, mask_truncated_completions=False), recorded as self._draws:
             out = super()._generate_and_score_completions(inputs)
         mask_NT = out["completion_mask"] * out.get("tool_mask", 1)
         ids = tokens_of(out["completion_ids"], mask_NT)
         self._check_outputs(rows, inputs, out, ids)
-        rewards = self._totals()
+        rewards = self.foreign.totals(self._rewards_NF)
         gen_NT = out.get("sampling_per_token_logps")
         old_NT = out.get("old_per_token_logps")
         if old_NT is None:
-            old_NT = self._logps(out) if gen_NT is None else gen_NT
+            old_NT = self.engine.logps(out) if gen_NT is None else gen_NT
         old_logp = tokens_of(old_NT, mask_NT)
         gen_logp = old_logp if gen_NT is None else tokens_of(gen_NT, mask_NT)
         ratio_NT = out.get("importance_sampling_ratio", torch.ones(len(ids), 1)).cpu().numpy()
         masks = mask_NT.bool().cpu().numpy() if ratio_NT.shape[1] > 1 else np.ones((len(ids), 1), bool)
         ratios = [ratio_T[mask_T] for ratio_T, mask_T in zip(ratio_NT, masks, strict=True)]
-        if self._stage is None:
-            seen: list[Any] = [((), None, self._policy.detokenize(i.tolist())) for i in ids]
+        if self.stage is None:
+            seen: list[Any] = [((), None, self.policy.detokenize(i.tolist())) for i in ids]
         else:
             seen = [(rollout.observed, rollout.overdue, text) for rollout, text in self._episodes]
         mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, seen, strict=True)]
-        told = self._ranks.together(mine)
+        told = self.ranks.together(mine)
         sampled = [(Rollout(i, gen, observed=of[0], overdue=of[1]), old, ratio) for i, gen, old, ratio, of in told]
         if not self.agreed:
             turn_N = [of[0].at if of else len(i) for i, (of, *_) in zip(ids, seen, strict=True)]  # the first
@@ -492,12 +419,12 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """
         drawn = [
             Rollout(rollout.completion_ids[: len(logp)], logp)
-            for rollout, logp in zip(rollouts, self._ranks.together(drawn_logp), strict=True)
+            for rollout, logp in zip(rollouts, self.ranks.together(drawn_logp), strict=True)
         ]
         prompts = [self.member.prompt_ids[item] for item in items]
         groups = [tuple(drawn[at : at + each]) for at in range(0, len(drawn), each)]
-        with self._without_checkpointing():
-            require_agreement(self._policy, prompts, groups, self.member.decoding, self._in_place, REMEDY)
+        with self.engine.without_checkpointing():
+            require_agreement(self.policy, prompts, groups, self.member.decoding, self.engine.in_place, REMEDY)
         self.agreed = True
 
     def _tool_call_loop(
@@ -511,12 +438,12 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         multimodal_fields: Any,
     ) -> Any:
         """The further turns of own episodes, which go on as in every peer of the swarm. Evaluation is TRL's."""
-        if not (self._has_others and self.model.training and self._stage is not None):
+        if not (self._has_others and self.model.training and self.stage is not None):
             return super()._tool_call_loop(
                 prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields
             )
-        stage, policy = self._stage, self._policy
-        problems = [self._problems[item] for item in self._drawn_by]
+        stage, policy = self.stage, self.policy
+        problems = [self.member.task.train[item] for item in self._drawn_by]
 
         def drawn(ids: Sequence[Sequence[int]], logps: Any) -> list[tuple[Rollout, ...]]:
             known = logps or [[math.nan] * len(one) for one in ids]  # generate's are computed later
@@ -545,49 +472,34 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             [[] for _ in rollouts],
         )
 
-    @contextlib.contextmanager
-    def _changed(self, **changed: Any) -> Iterator[None]:
-        """A context in which attributes that TRL reads have other values."""
-        before = {name: getattr(self, name) for name in changed}
-        self.__dict__.update(changed)
-        try:
-            yield
-        finally:
-            self.__dict__.update(before)
-
     def _check_outputs(
         self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any, completions: Sequence[Any]
     ) -> None:
         """Refuse what TRL, or a ``rollout_func``, may give beyond sampled tokens of the swarm's prompts."""
-        if "tool_mask" in outputs and self._stage is None:
+        if "tool_mask" in outputs and self.stage is None:
             raise OptionError(
                 "rollout_func: completions of a swarm hold nothing but sampled tokens; leave env_mask out"
             )
         if "num_images" in outputs:
             raise OptionError("train_dataset: its prompts hold images, which no message of a swarm carries")
-        if self._stage is None and (more := sorted(inputs[0].keys() - set(self.train_dataset.column_names))):
+        if self.stage is None and (more := sorted(inputs[0].keys() - set(self.train_dataset.column_names))):
             raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
-        ends = sorted(self._policy.end_ids)
+        ends = sorted(self.policy.end_ids)
         remedy = "let it sample from the prompt that it is given, rendered as the swarm's"
         given = zip(items, prompts_of(outputs), strict=True)
         where = "rollout_func: what it gives for {item}"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, where, remedy)
-        if self._stage is None and any(end in ids[:-1] for ids in completions for end in ends):
+        if self.stage is None and any(end in ids[:-1] for ids in completions for end in ends):
             raise OptionError(
                 f"rollout_func or sampler: a completion goes on behind an end ({ends}), which others refuse"
             )
 
-    @contextlib.contextmanager
-    def _seeded(self, round: int) -> Iterator[None]:
-        """A context whose draws depend on the round alone, so that a resumed peer offers the same bytes again."""
-        args, device = self.args, self.accelerator.device
+    def _seed(self, round: int) -> int:
+        """The seed of a round's draws, of the round alone, so that a resumed peer offers the same bytes again."""
+        args = self.args
         # Processes that hold one engine of vLLM together must draw alike.
         alike = args.vllm_tensor_parallel_size if args.use_vllm and args.vllm_mode == "colocate" else 1
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(
-                seed_of(self.member.recipe, self.member.name, round, f"sample-{self._ranks.rank // alike}")
-            )
-            yield
+        return seed_of(self.member.recipe, self.member.name, round, f"sample-{self.ranks.rank // alike}")
 
     def _trade(self, own: Sequence[ScoredGroup], clock: Stopwatch) -> list[ScoredGroup]:
         """Offer own groups, wait for the others', and admit them; without rewards."""
@@ -604,161 +516,18 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._rewards_NF: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards_NF
 
-    def _totals(self) -> list[float]:
-        """The rewards of all processes' rollouts that were scored last; NaN where there is no finite number."""
-        weights = self.reward_weights.to(self._rewards_NF.device)
-        unknown = self._rewards_NF.isnan().all(dim=1) | self._rewards_NF.isinf().any(dim=1)
-        totals: list[float] = (self._rewards_NF * weights).nansum(dim=1).double().where(~unknown, math.nan).tolist()
-        return totals
-
-    def _scored(self, admitted: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-        """Admitted groups with this trainer's rewards. Each process computes a part.
-
-        Groups in which a reward function fails on a completion, or gives no number, are rejected.
-        """
-        rows = [
-            (scored.group.item, text, rollout)
-            for scored in admitted
-            for text, rollout in zip(scored.completions, scored.group.rollouts, strict=True)
-        ]
-        if not rows:
-            return []
-        self._check_prompts([item for item, _, _ in rows])
-        mine = self._ranks.evenly(rows)
-        inputs = self._rows([item for item, _, _ in mine])
-        prompts = self._begun([item for item, _, _ in mine], inputs)
-        ids = [rollout.read_ids.tolist() for _, _, rollout in mine]
-        texts: list[Any] = [text for _, text, _ in mine]
-        unplayed = [False] * len(mine)
-        if self._stage is not None:
-            self.environments = self._stage.environments(len(mine))
-            for n, ((item, _, rollout), environment) in enumerate(zip(mine, self.environments, strict=True)):
-                try:
-                    played = self._stage.finished(environment, self._problems[item], rollout)
-                except (EpisodeError, UnplayableError):
-                    unplayed[n], texts[n] = True, [{"role": "assistant", "content": texts[n]}]
-                else:
-                    texts[n] = self._stage.messages(self.member.prompt_ids[item].tolist(), rollout, played)
-        elif is_conversational({"prompt": prompts[0]}):
-            texts = [[self._message(item, text, one)] for (item, text, _), one in zip(mine, ids, strict=True)]
-        self._scores_foreign = True
-        try:
-            self._calculate_rewards(inputs, prompts, texts, ids)
-        finally:
-            self._scores_foreign = False
-        self._pending_extra_logs.clear()  # TRL's table of completions has own ones only
-        self._pending_metrics.clear()
-        without_any = self._ranks.together(unplayed)
-        totals = iter([math.nan if no else total for total, no in zip(self._totals(), without_any, strict=True)])
-        scored = [replace(one, rewards=tuple(next(totals) for _ in one.completions)) for one in admitted]
+    def _score(self, admitted: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """Admitted groups with this trainer's rewards; those on which a reward function fails are rejected."""
+        scored = self.foreign.scored(admitted)
         failed = {place_of(one.group) for one in scored if any(map(math.isnan, one.rewards))}
-        if failed and self._ranks.is_main:
+        if failed and self.ranks.is_main:
             self._heard = replace(self._heard, admissions=without(self._heard.admissions, failed))
         return [one for one in scored if place_of(one.group) not in failed]
-
-    def _message(self, item: int, text: str, ids: list[int]) -> dict[str, Any]:
-        """A completion as the answer in a conversation: parsed, where TRL parses own ones."""
-        if any(getattr(self._tokenizer, name, None) for name in ("response_template", "response_schema")):
-            parsed: dict[str, Any] = parse_response(self._tokenizer, ids, prefix=self.member.prompt_ids[item].tolist())
-            return parsed
-        return {"role": "assistant", "content": text}
-
-    def _judge(self, batch: Batch, own: Mapping[int, tuple[Floats, Floats]], reported: bool) -> Judged:
-        """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0, or of
-        all where β > 0.
-
-        Args:
-            own: log π_old of each own rollout, and TRL's π_old/π_gen, by its ``id``.
-            reported: whether the sampler reported log π_gen, and log π_old was computed.
-        """
-        advantage_N = advantages(batch.reward_N, batch.group_N, self.scale_rewards)
-        batch = replace(batch, reward_N=np.nan_to_num(batch.reward_N))  # own ones without a reward; records have 0
-        rows = np.arange(len(batch)) if self.beta else np.flatnonzero(advantage_N.numpy())
-        known = {r: own[id(batch.rollouts[r])][0] for r in rows[batch.own_N[rows]].tolist()}
-        foreign = rows[~batch.own_N[rows]].tolist()
-        if foreign:
-            mine = self._ranks.evenly(foreign)
-            logps = self._logps_of(batch.prompts(mine), batch.completion_ids(mine), drawn=batch.drawn(mine))
-            known |= dict(zip(foreign, self._ranks.together(logps), strict=False))
-        gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in known if batch.own_N[r]]
-        gap = np.concatenate(gaps) if gaps and reported else np.zeros(0, np.float32)
-        own_old = OwnOld.RECOMPUTED if reported else OwnOld.SAMPLED
-        judged = Judged(batch, advantage_N, rows, [known[r] for r in rows.tolist()], None, gap, own_old)
-        return weighed(judged, self.member.objective) if len(rows) else judged
 
     def _choose(self) -> Chosen:
         for selection in self.member.selections:
             selection.examine(self._judged)
         return select(self._judged, self.member.selections)
-
-    def _batch(self, out: dict[str, Tensor], own: Mapping[int, tuple[Floats, Floats]]) -> dict[str, Tensor]:
-        """TRL's batch of own rollouts as it is, or else that of all rollouts that carry gradient."""
-        judged, batch, masks = self._judged, self._judged.batch, self.mask_truncated_completions
-        steps = int(self.args.steps_per_generation)
-        self._beta_factor = 1.0
-        if batch.own_N.all() and not masks and len(out["prompt_ids"]) % steps == 0:
-            return out
-        ends = [*self._policy.end_ids, self._tokenizer.pad_token_id]
-        cut = [masks and rollout.completion_ids[-1] not in ends for rollout in batch.rollouts]
-        masked = set(np.flatnonzero(cut).tolist())
-        strength_N = strengths(judged, self._chosen, self.member.objective)
-        whole = self.entropy_coef or self.use_adaptive_entropy or self.aux_loss_enabled or self.top_entropy_quantile < 1
-        # All these learn from rollouts without Â, too.
-        whole = whole or self.beta or DIVISORS[self.loss_type] == "tokens"
-        taken = [row for row in range(len(batch)) if whole or (row not in masked and strength_N[row].any())]
-        rows = self._ranks.part(np.array(taken, dtype=np.int64), steps)
-        tokens_N = [len(rollout) * (row not in masked) for row, rollout in enumerate(batch.rollouts)]
-        factor = makes_up(self.loss_type, len(rows) * self._ranks.size, len(batch))
-        strength_N = [strength * np.float32(factor) for strength in strength_N]
-        self._beta_factor = factor
-        ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
-        device, multiple = self.accelerator.device, self.pad_to_multiple_of
-        dropped = judged.rows[~self._chosen.kept_R].tolist() if self.beta else []  # they have no KL, and still count
-        tensors = rows_of(judged, rows, strength_N, masked.union(dropped), ratios, device, multiple)
-        if self.beta:
-            tensors["ref_per_token_logps"] = self._ref_logps(tensors)
-        if self.off_policy_mask_threshold is not None:
-            out["sampling_per_token_logps"] = tensors["sampling_per_token_logps"]
-        tensors["num_items_in_batch"] = torch.tensor(sum(tokens_N), device=self.accelerator.device)
-        return {name: tensors[name] for name in out}
-
-    # --- the model ----------------------------------------------------------------------------------
-
-    def _ref_logps(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """log π_ref [n, T] of TRL's reference: a model, the base below an adapter, or the adapter as it was."""
-        if self.ref_model is not None:
-            return self._logps(inputs, self.ref_model)
-        model = self.accelerator.unwrap_model(self.model)
-        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
-            return self._logps(inputs)
-
-    @torch.no_grad()
-    def _logps(self, inputs: Mapping[str, Tensor], model: Any = None) -> Tensor:
-        """log π [n, T] of the policy or another model under TRL's temperature, no gradient."""
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width, size = inputs["completion_ids"].shape[1], self.args.per_device_train_batch_size
-        with self._without_checkpointing():
-            logp_nT: Tensor = self._get_per_token_logps_and_entropies(
-                self.model if model is None else model, ids, mask, width, size
-            )[0]
-        return logp_nT
-
-    def _logps_of(
-        self,
-        prompt_ids: Sequence[Ints],
-        completion_ids: Sequence[Ints],
-        temperature: float = 0.0,
-        drawn: Sequence[Bools] | None = None,
-    ) -> list[Floats]:
-        """The same of each completion's drawn tokens: float32 [T]. Another temperature than TRL's is never asked for.
-
-        Args:
-            drawn: as :meth:`ftis.policy.Policy.logps` takes it.
-        """
-        inputs = padded(prompt_ids, completion_ids, self.accelerator.device, self.pad_to_multiple_of)
-        logps = tokens_of(self._logps(inputs), inputs["completion_mask"])
-        return logps if drawn is None else [logp[mask] for logp, mask in zip(logps, drawn, strict=True)]
 
     # --- the end of a round -------------------------------------------------------------------------
 
@@ -771,7 +540,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return loss
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        with self._changed(beta=self.beta * (self._beta_factor if self.model.training else 1.0)):
+        with changed(self, beta=self.beta * (self._beta_factor if self.model.training else 1.0)):
             return super()._compute_loss(model, inputs)
 
     def _end_round(self) -> None:
@@ -782,7 +551,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._losses = []
         self._clock.lap("update")
         member.cursor = replace(member.cursor, step=self._round)
-        if self._ranks.is_main:
+        if self.ranks.is_main:
             self._record(Update.of(losses, (), ()))
         if self._round + 1 >= member.recipe.training.rounds:  # sooner than max_steps where rounds were skipped
             self.control.should_training_stop, self.control.should_save = True, self.args.save_strategy != "no"
@@ -803,7 +572,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._heard,
             recipe=member.recipe,
             own=member.name,
-            end_ids=self._policy.end_ids,
+            end_ids=self.policy.end_ids,
             prompts=member.task.train,
             about_peers=member.about_peers(),
             about=about,
