@@ -20,6 +20,9 @@ from ftis.config import SamplingConfig
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 
+Prompts = Sequence[Ints]
+"""Token ids of some prompts."""
+
 
 @dataclass
 class Kept:
@@ -85,13 +88,7 @@ class Draw(Protocol):
     """
 
     def __call__(
-        self,
-        policy: Policy,
-        prompt_ids: Sequence[Ints],
-        repeats: int,
-        decoding: Decoding,
-        seed: int,
-        batch_size: int = 0,
+        self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]: ...
 
 

@@ -33,7 +33,7 @@ from ftis.engines.machine import in_background
 from ftis.engines.stops import holds
 from ftis.policy import Policy
 from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
-from ftis.sampling import Decoding, Sampler
+from ftis.sampling import Decoding, Prompts, Sampler
 
 T = TypeVar("T")
 
@@ -149,13 +149,7 @@ class Copied(Sampler):
         return drawing
 
     def __call__(
-        self,
-        policy: Policy,
-        prompt_ids: Sequence[Ints],
-        repeats: int,
-        decoding: Decoding,
-        seed: int,
-        batch_size: int = 0,
+        self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         """Draw as :class:`~ftis.sampling.Draw` says, except ``batch_size``: the engine divides its memory itself.
 

@@ -22,7 +22,7 @@ from ftis.engines.models import within_tolerance
 from ftis.engines.rows import PaddedRows
 from ftis.policy import Forward, ModelError, Policy, positions_of
 from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, Draw
+from ftis.sampling import Decoding, Draw, Prompts
 
 CONFIRMED = 4096
 """The most tokens of a whole row that confirms a switch."""
@@ -133,13 +133,7 @@ class OneLength(Draw):
     switch: int | None = None
 
     def __call__(
-        self,
-        policy: Policy,
-        prompt_ids: Sequence[Ints],
-        repeats: int,
-        decoding: Decoding,
-        seed: int,
-        batch_size: int = 0,
+        self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         drawn: dict[int, tuple[Rollout, ...]] = {}
         decoding = replace(decoding, kept=None)  # behind a switch the keys before it are others

@@ -18,8 +18,8 @@ from ftis.engines.models import UNABLE
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
 from ftis.policy import ModelError, Policy
-from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, Draw, Sampler
+from ftis.rollouts import Rollout
+from ftis.sampling import Decoding, Draw, Prompts, Sampler
 from ftis.seams import SAMPLERS, look_up
 
 
@@ -38,13 +38,7 @@ class InPlace(Sampler):
     in_place: ClassVar[bool] = True
 
     def __call__(
-        self,
-        policy: Policy,
-        prompt_ids: Sequence[Ints],
-        repeats: int,
-        decoding: Decoding,
-        seed: int,
-        batch_size: int = 0,
+        self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         return self.draw(policy, prompt_ids, repeats, decoding, seed, batch_size)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ftis.policy import Policy
-from ftis.rollouts import Ints, Rollout
-from ftis.sampling import Decoding, Sampler
+from ftis.rollouts import Rollout
+from ftis.sampling import Decoding, Prompts, Sampler
 
 TOKENS_A_CHARACTER = 4  # of UTF-8, where a token may be a byte
 
@@ -63,13 +63,7 @@ class Stopping(Sampler):
         return getattr(self.sampler, "in_place", False)
 
     def __call__(
-        self,
-        policy: Policy,
-        prompt_ids: Sequence[Ints],
-        repeats: int,
-        decoding: Decoding,
-        seed: int,
-        batch_size: int = 0,
+        self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         groups = self.sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
         if not decoding.stop:
