@@ -8,10 +8,10 @@ from typing import Any
 
 import typer
 
+from ftis.cli_options import errors
 from ftis.config import FtisError
 from ftis.engines.machine import keep_freed_memory
 from ftis.recipe.own_code import error_of_own_code
-from ftis.terminal import errors
 
 
 def run(command: Callable[..., Any], arguments: Sequence[str] | None = None) -> None:

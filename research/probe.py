@@ -37,6 +37,7 @@ from rich.table import Table
 from scipy import stats
 from torch import Tensor
 
+from ftis.cli_options import console
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.engines.machine import with_threads
 from ftis.learning import StepLoss, judge, step_size
@@ -48,7 +49,6 @@ from ftis.records.files import write_json
 from ftis.rollouts import Batch, Group, collate
 from ftis.schedule import seed_of
 from ftis.selection import Chosen, Judged, KLFilter, select
-from ftis.terminal import console
 from research import commands, cuts
 from research.replay import recordings
 

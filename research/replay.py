@@ -28,6 +28,7 @@ import numpy as np
 import typer
 
 from ftis.admission import Admission, Collected
+from ftis.cli_options import Overrides, console
 from ftis.config import Recipe, RecipeError
 from ftis.engines.machine import with_threads
 from ftis.measures import RoundExchange, RoundRecord
@@ -46,7 +47,6 @@ from ftis.run.assembly import assemble
 from ftis.run.provenance import provenance
 from ftis.run.training import Trainer
 from ftis.tasks.problems import excerpt
-from ftis.terminal import Overrides, console
 from ftis.view.progress import Display
 from research import commands
 

@@ -20,12 +20,12 @@ from rich.box import MARKDOWN
 from rich.table import Table
 
 from ftis.check.formatting import amount, interval_text, number, p_text, seconds_text, true_minus
+from ftis.cli_options import console
 from ftis.comparison.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.comparison.summary import accuracy_is
 from ftis.recipe.arms import Arm, RunError, arms_of, rollouts_per_round
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, PeerRun, Study, read_study
-from ftis.terminal import console
 from research import commands
 
 FEWEST_SIZES = 3

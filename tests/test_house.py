@@ -39,7 +39,7 @@ CORE = [
 
 WINGS = {
     "honesty": "contexts spellings evidence frequent selection",
-    "text": "token_bytes completions turns units messages selection",
+    "text": "token_bytes completions turns units messages alignment",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper words grammar numbers shapes formula_judge latex formulas gym answers parts",
@@ -53,7 +53,7 @@ WINGS = {
     "swarm": "facts identity manifest limit penalties falls regret session chunks offers others outbox pace shares "
     "rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting "
-    "prepare provenance processes runs experiments join rollback export",
+    "prepare provenance processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables card progress "
     "live watch report",
@@ -61,7 +61,7 @@ WINGS = {
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 
-COMMANDS = ["library", "terminal", "cli_swarm", "cli", "__main__"]
+COMMANDS = ["library", "cli_options", "cli_swarm", "cli", "__main__"]
 
 ORDER = [*CORE, *(f"{wing}.{module}" for wing, modules in WINGS.items() for module in modules.split()), *COMMANDS]
 """A module imports only modules above it; ``__init__`` re-exports lazily."""

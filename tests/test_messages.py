@@ -19,9 +19,9 @@ from ftis.codec import Header, Message, encode
 from ftis.engines.stops import cut_at
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
+from ftis.text.alignment import Readable, readable, unit_measures
 from ftis.text.completions import REPLACED, as_texts, ended, text_of
 from ftis.text.messages import TextReader, spoken, terms_of_text, write_groups
-from ftis.text.selection import Readable, readable, unit_measures
 from ftis.text.token_bytes import TokenBytes
 from ftis.text.units import MOST_TOKENS
 

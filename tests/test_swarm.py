@@ -24,7 +24,7 @@ from watched import HUNG, Watched
 from ftis.library import join as join_by_python
 from ftis.recipe.parsing import load
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
-from ftis.run import accusations, checkpoint
+from ftis.run import accusations, checkpoint, network
 from ftis.run import join as swarm
 from ftis.run.rollback import roll_back
 from ftis.swarm.identity import IdentityError, public_hex
@@ -387,12 +387,12 @@ def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: py
 def test_a_run_started_anew_is_the_same_peer_to_the_others(place: Path) -> None:
     recipe = load("recipe.toml", ["network.open=true"])
     keeps = swarm.identity_directory(recipe, "a")
-    key, roster = swarm.credentials(recipe, "a", keeps)
+    key, roster = network.credentials(recipe, "a", keeps)
     assert roster is None
-    assert [swarm.next_incarnation(keeps / "incarnation") for _ in range(2)] == [1, 2]
+    assert [network.next_incarnation(keeps / "incarnation") for _ in range(2)] == [1, 2]
     assert not keeps.is_relative_to(swarm.peer_directory(recipe, "a"))  # which --overwrite deletes
-    again, _ = swarm.credentials(recipe, "a", keeps)
+    again, _ = network.credentials(recipe, "a", keeps)
     assert public_hex(again) == public_hex(key)
     (keeps / "incarnation").write_text("")
     with pytest.raises(IdentityError, match="does not hold a number"):
-        swarm.next_incarnation(keeps / "incarnation")
+        network.next_incarnation(keeps / "incarnation")

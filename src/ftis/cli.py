@@ -18,19 +18,7 @@ from typing import Annotated
 import typer
 
 from ftis import cli_swarm
-from ftis.config import (
-    FtisError,
-    Recipe,
-    did_you_mean,
-    nearest,
-)
-from ftis.engines.machine import keep_freed_memory, name_places_of_crashes, share_cores
-from ftis.recipe.arms import arms_of, run_directory
-from ftis.recipe.own_code import error_of_own_code
-from ftis.recipe.parsing import load, ready_made, split_override
-from ftis.recipe.paths import require_paths
-from ftis.records.events import Planned
-from ftis.terminal import (
+from ftis.cli_options import (
     CHECKING,
     LOADING,
     MEASURING,
@@ -48,6 +36,18 @@ from ftis.terminal import (
     errors,
     go_back,
 )
+from ftis.config import (
+    FtisError,
+    Recipe,
+    did_you_mean,
+    nearest,
+)
+from ftis.engines.machine import keep_freed_memory, name_places_of_crashes, share_cores
+from ftis.recipe.arms import arms_of, run_directory
+from ftis.recipe.own_code import error_of_own_code
+from ftis.recipe.parsing import load, ready_made, split_override
+from ftis.recipe.paths import require_paths
+from ftis.records.events import Planned
 from ftis.version import version
 
 app = typer.Typer(
@@ -163,7 +163,7 @@ def new(
 ) -> None:
     """Write a recipe for your models and problems.
 
-    A reward to edit comes with it. On a terminal it asks for what is missing.
+    A reward to edit comes with it. On a terminal it asks for missing values.
     """
     with busy(LOADING):
         from ftis.check.draft import REWARDS, Train, begin, problems_in

@@ -8,12 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ftis.config import NetworkConfig
-from ftis.recipe.arms import arms_of
-from ftis.recipe.parsing import load, network_settings
-from ftis.recipe.paths import require_paths
-from ftis.records.events import Planned
-from ftis.terminal import (
+from ftis.cli_options import (
     CHECKING,
     LOADING,
     MEASURING,
@@ -28,6 +23,11 @@ from ftis.terminal import (
     console,
     go_back,
 )
+from ftis.config import NetworkConfig
+from ftis.recipe.arms import arms_of
+from ftis.recipe.parsing import load, network_settings
+from ftis.recipe.paths import require_paths
+from ftis.records.events import Planned
 
 Endpoints = Annotated[
     list[str] | None,
@@ -111,7 +111,7 @@ def status(
 ) -> None:
     """Print who is in a swarm, and in which round.
 
-    The table has what each took from the others, too.
+    The table also counts the others' rollouts that each took.
     """
     import time
 

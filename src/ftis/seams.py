@@ -52,7 +52,7 @@ SELECTIONS: Mapping[str, str] = {
     "penalty": "ftis.swarm.penalties.penalties",
     "regret": "ftis.swarm.regret.no_regret",
     "honesty": "ftis.honesty.selection.honesty_test",
-    "alignment": "ftis.text.selection.readable",
+    "alignment": "ftis.text.alignment.readable",
 }
 """Selections beside the core's -> ``f(recipe, own peer's name) -> Selection | None``."""
 

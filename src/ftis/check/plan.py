@@ -71,7 +71,7 @@ def to_join(able: Ready) -> list[str]:
 
 
 def compared(able: Ready) -> list[str]:
-    """Lines on where a peer listens, and on modules of its user's own that the others must have too."""
+    """Lines on a peer's ways in, and on modules of its user's own that the others must have too."""
     modules = [
         f"{MODULES[key]} {name}, which the others must have too: sha256 {digest[:8]}…"
         for key, digests in agreed_modules(able.swarm).items()

@@ -393,8 +393,8 @@ def why_nothing(measures: Mapping[str, Any]) -> str:
 
     In this order: completions end ``at once`` or are ``endless``, their ``format`` is wrong, or they are ``unrewarded``
     for another reason; rewards are equal, since all answers are right (``easy``), since the reward is ``constant``, or
-    ``equal`` in each group; the selections ``dropped`` everything; no ``answer`` is right, so that what is learned is
-    the format.
+    ``equal`` in each group; the selections ``dropped`` everything; no ``answer`` is right, so that only the format
+    is learned.
     """
     reward, spread = measures.get("reward"), measures.get("reward_std", 0.0)
     if reward == 0 and not spread:

@@ -14,46 +14,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.admission import Collected
-from ftis.codec import VERSION as WIRE_VERSION
-from ftis.config import ArmConfig, Recipe, RecipeError, TaskConfig
+from ftis.config import ArmConfig, Recipe, RecipeError
 from ftis.engines.machine import cores, in_background
-from ftis.environments.play import Player
-from ftis.member import Member
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
-from ftis.records.events import (
-    ArmBegun,
-    Event,
-    NetworkEvent,
-    Planned,
-    RoundEnded,
-    Say,
-    placed,
-    unheard,
-)
-from ftis.records.files import locked, saved_steps, write_whole
+from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
+from ftis.records.files import locked, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog, Records, open_trackers
 from ftis.run import accusations
 from ftis.run.assembly import assemble
+from ftis.run.network import credentials, in_network
 from ftis.run.prepare import Checked, check
-from ftis.run.provenance import agreed_modules, claim, delete_run, may_claim
+from ftis.run.provenance import claim, delete_run, may_claim
 from ftis.run.runs import repeats
-from ftis.swarm.facts import agreement, run_id
-from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
-from ftis.swarm.link import NetworkExchange
-from ftis.swarm.session import check_endpoints, ways_in
-from ftis.tasks.jsonl import files
+from ftis.swarm.session import check_endpoints
 
 NO_REGRET = 0.05
 """``training.no_regret`` of a joined peer, if its recipe leaves it open."""
@@ -150,38 +133,6 @@ def ready(recipe: Recipe, name: str, *, arm: str | None = None, resume: bool = F
     return Ready(arm_name, swarm, own, directory)
 
 
-def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
-    """This peer's key and the run's roster. In an open swarm the roster is None, and a missing key is made.
-
-    Raises:
-        IdentityError: one of them is missing, or does not fit the recipe.
-    """
-    network = recipe.network
-    if network.roster is None:
-        if not network.open:
-            raise IdentityError(
-                "the run has no roster of public keys: give --roster and --key (ftis keys new, ftis keys roster), or "
-                "--open where whoever can connect is trusted (docs/threat-model.md says what that costs)"
-            )
-        path = Path(network.key) if network.key else directory / f"{peer}.key"
-        if not network.key and not path.exists():
-            new_key(directory, peer)
-        return load_key(path), None
-    roster = read_roster(Path(network.roster))
-    if network.key is None:
-        raise IdentityError(f"peer {peer!r} has no key: give --key (ftis keys new makes one)")
-    key = load_key(Path(network.key))
-    absent = [p.name for p in recipe.peers if p.name not in roster]
-    if absent:
-        raise IdentityError(f"{network.roster} lacks {', '.join(absent)}: a roster names every peer of the recipe")
-    if roster[peer] != public_hex(key):
-        raise IdentityError(
-            f"{network.key} is not the key that {network.roster} has for {peer!r}: give that peer's own key, or make "
-            f"the roster again"
-        )
-    return key, roster
-
-
 def join(
     recipe: Recipe,
     name: str,
@@ -226,14 +177,7 @@ def join(
         if again := repeats(directory / arm_name, able.recipe, step):
             say(Planned((again,)))
         accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
-        trainer = assemble(
-            swarm,
-            name,
-            place,
-            resume_step=step,
-            records=records,
-            networked=True,
-        )
+        trainer = assemble(swarm, name, place, resume_step=step, records=records, networked=True)
         member, tokenizer = trainer.peer.member, trainer.peer.policy.tokenizer
         identity = identity_directory(recipe, name)
         with (
@@ -263,105 +207,3 @@ def join(
                 while True:
                     rounds.send(network.wait_for(arriving.pop().result))
     return member.cursor.step == swarm.training.rounds
-
-
-@contextmanager
-def in_network(
-    member: Member,
-    tokenizer: Any,
-    place: Path,
-    identity: Path,
-    key: Ed25519PrivateKey,
-    roster: Roster | None,
-    log: EventLog,
-    should_stop: Callable[[], bool],
-) -> Iterator[NetworkExchange]:
-    """A context with a member's exchange with the others.
-
-    Args:
-        place: the peer's directory; its own messages are kept under ``outbox``.
-        identity: the directory that counts how often the peer was started.
-        key, roster: as of :func:`credentials`.
-
-    Raises:
-        FtisError: the network cannot be opened, or the count cannot be read.
-    """
-    incarnation = next_incarnation(identity / "incarnation")
-    recipe = member.recipe
-    log.status["tokenizer"] = member.header.tokenizer
-    with network_exchange(member, place, key, roster, incarnation, log, should_stop) as exchange:
-        for line in ways_in(recipe.network):
-            log(NetworkEvent("listens", line, member.cursor.step))
-        lacks = set(recipe.sampling.end_tokens) - tokenizer.get_vocab().keys()
-        if lacks:  # where ids are exchanged it would have been refused
-            tokens = ", ".join(map(repr, sorted(lacks)))
-            text = f"{member.name} has no {tokens} of sampling.end_tokens: another peer must, else it is mistyped"
-            log(NetworkEvent("end_tokens", text, 0))
-        yield exchange
-
-
-def next_incarnation(counter: Path) -> int:
-    """Count the starts of a peer, this one included; ``counter`` keeps the number.
-
-    Raises:
-        IdentityError: the file holds something else than a number.
-    """
-    counter.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        number = int(counter.read_text(encoding="ascii")) + 1 if counter.exists() else 1
-    except ValueError:
-        raise IdentityError(f"{counter} does not hold a number: write a larger one into it than it held") from None
-    write_whole(counter, f"{number}\n")
-    return number
-
-
-def _file_of(task: TaskConfig) -> str:
-    """The name of the file with a task's training problems, or the task's name if there is none."""
-    train = files(task)[0] if task.name == "jsonl" else Path(task.path or task.name)
-    return train.name if train is not None else task.name
-
-
-def network_exchange(
-    member: Member,
-    place: Path,
-    key: Ed25519PrivateKey,
-    roster: Roster | None,
-    incarnation: int,
-    log: EventLog,
-    should_stop: Callable[[], bool],
-) -> NetworkExchange:
-    """A member's end of its run's network, not yet opened.
-
-    Args:
-        place: the peer's directory; its own messages are kept under ``outbox``.
-        roster: public keys by name; None in an open swarm.
-        log: called with each event, from several threads.
-        should_stop: asked while waiting.
-    """
-    recipe = member.recipe
-    facts = agreement(recipe, member.task.digest, WIRE_VERSION) | agreed_modules(recipe)
-    facts["problems"] = f"{_file_of(recipe.task)}, {len(member.task.train)} problems"
-    if recipe.network.allow_other_code:
-        facts["allow_other_code"] = True
-    # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
-    facts["roster"] = roster_digest(roster)
-    if recipe.exchange != "text":
-        facts["tokenizer"] = member.header.tokenizer
-        if isinstance(player := member.admitter.episodes, Player):
-            facts["answers"] = player.spelling
-    limits = member.admitter.terms.limits
-    return NetworkExchange(
-        recipe,
-        member.name,
-        run=run_id(facts),
-        facts=facts,
-        key=key,
-        roster=roster,
-        max_bytes=limits.max_bytes,
-        max_items=limits.max_groups,
-        outbox=place / "outbox",
-        incarnation=incarnation,
-        should_stop=should_stop,
-        say=log,
-        status=log.status,
-    )

@@ -184,7 +184,7 @@ def open_peer(job: PeerJob) -> Trainer:
         shutil.rmtree(job.directory, ignore_errors=True)
     job.directory.mkdir(parents=True, exist_ok=True)
     for step in saved_steps(job.directory):
-        if step > job.resume_step:  # ahead of what the other peers can go on from
+        if step > job.resume_step:  # further than the other peers can go on from
             checkpoint.delete(checkpoint_path(job.directory, step))
     run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
     trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)

@@ -289,7 +289,7 @@ class NetworkExchange:
             self._news += 1
             self.changed.notify_all()
 
-    # --- carrying out what the rounds decide ------------------------------------------------------
+    # --- carrying out the rounds' decisions -------------------------------------------------------
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:

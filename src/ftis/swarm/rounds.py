@@ -107,7 +107,7 @@ class Rounds:
         rounds: of the run.
         settings: quorum, deadline and the like.
         check: what every offer has to pass.
-        keep: rounds for which peers keep their messages on offer; it bounds what is remembered of one that is ahead.
+        keep: rounds for which peers keep their messages on offer; it bounds the memory for one that is ahead.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog
 from ftis.rollouts import Floats, Ints, Prompt
 from ftis.run import checkpoint
-from ftis.run.join import credentials, in_network
 from ftis.run.membership import end_tokens_of, member_of
+from ftis.run.network import credentials, in_network
 from ftis.selection import selections_of
 from ftis.trl.swarm import Link, Swarm
 from ftis.view.progress import Display
@@ -83,7 +83,7 @@ def member_for(
 ) -> Member:
     """The member ``name`` of a recipe.
 
-    Its admission scores nothing: all processes of the trainer score what was admitted.
+    Its admission scores nothing: all processes of the trainer score the admitted groups.
 
     Args:
         render: a problem → the token ids of its prompt.

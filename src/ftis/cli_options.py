@@ -1,4 +1,4 @@
-"""The terminal of the command line: the console, the options that commands share, and the end of a run's command."""
+"""What commands share: the console, their options, going back, and the results at the end."""
 
 from __future__ import annotations
 
