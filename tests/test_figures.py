@@ -86,7 +86,7 @@ def test_arms_can_be_told_apart_by_people_without_red_or_green_cones() -> None:
         "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
     }
     for matrix in seen_by.values():
-        # Of three baselines and more, and of the grey one beside three arms and more, the line and marker tell which.
+        # Of three baselines and more, and of the grey one beside three arms and more, the line tells which.
         for inks in ((*charts.COLOURS[:4], "ink"), (*charts.COLOURS[:2], *charts.BASELINE_COLOURS)):
             seen = [
                 lab([sum(w * p for w, p in zip(row, linear(INKS[ink]), strict=True)) for row in matrix]) for ink in inks

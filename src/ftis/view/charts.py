@@ -3,8 +3,8 @@
 :class:`Plot` puts data into the frame of a chart; ``templates/chart.svg`` draws a :class:`Chart`, in a page and in a
 file. There is no other way to draw.
 
-People who see red and green alike can tell the colours apart, and an arm has the same colour, line and marker in every
-chart. An ink is a name: ``page.css`` has its colours in light and dark mode, :data:`INKS` its colour on paper.
+People who see red and green alike can tell the colours apart, and an arm has the same colour and line in every chart.
+An ink is a name: ``page.css`` has its colours in light and dark mode, :data:`INKS` its colour on paper.
 """
 
 from __future__ import annotations
@@ -47,17 +47,14 @@ LINES = 8
 COLOURS = ("line-0", "line-1", "line-2", "line-3", "line-4", "line-6")
 BASELINE_COLOURS = ("line-5", "line-7")
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 2.5), (2.5, 2), (7, 2, 2, 2))
-MARKERS = "osADvP"
-"""Markers of the points of arms' lines: circle, square, triangle up, diamond, triangle down, upright bar."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """An arm's ink, the dashes of its line and its marker, the same in every chart."""
+    """An arm's ink and the dashes of its line, the same in every chart."""
 
     ink: str
     dashes: tuple[float, ...]
-    marker: str
 
 
 def arm_styles(arms: Sequence[str], baselines: Sequence[str]) -> dict[str, Style]:
@@ -66,10 +63,10 @@ def arm_styles(arms: Sequence[str], baselines: Sequence[str]) -> dict[str, Style
     others = [arm for arm in arms if arm not in baselines]
     for i, arm in enumerate(others):
         dashes = DASHES[(i // len(COLOURS)) % len(DASHES)]
-        styles[arm] = Style(COLOURS[i % len(COLOURS)], dashes, MARKERS[i % len(MARKERS)])
+        styles[arm] = Style(COLOURS[i % len(COLOURS)], dashes)
     for i, arm in enumerate(baselines):
         ink, broken = BASELINE_COLOURS[i % len(BASELINE_COLOURS)], DASHES[1:]
-        styles[arm] = Style(ink, broken[i % len(broken)], MARKERS[i % len(MARKERS)])
+        styles[arm] = Style(ink, broken[i % len(broken)])
     return {arm: styles[arm] for arm in arms}
 
 
@@ -262,16 +259,16 @@ class Plot:
         *,
         width: float = 1.7,
         dashes: tuple[float, ...] = (),
-        marker: str = "",
+        dotted: bool = False,
         opacity: float = 1.0,
     ) -> None:
-        """Draw a line, with its name at its end and a marker at each point, if these are given."""
+        """Draw a line, with its name at its end if it has one; ``dotted``: with its points, unless they are many."""
         points = thinned(points)
         placed = [self.place(x, y) for x, y in points]
-        if placed and (len(placed) > 1 or not marker):
+        if placed and (len(placed) > 1 or not dotted):
             self._marks.append(Polyline(placed, ink, width, dashes, opacity))
-        if marker and len(placed) < MOST_POINTS / 3:
-            self._marks += [_marker(marker, at, ink) for at in placed]
+        if dotted and len(placed) < MOST_POINTS / 3:
+            self._marks += [Dot(*at, 2.3, ink) for at in placed]
         if name and points:
             self.name(points[-1][1], name, ink)
 
@@ -375,21 +372,6 @@ def powers_of_ten(low: float, high: float) -> list[Tick]:
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     step = max(1, -(-(last - first + 1) // 6))
     return [Tick(10.0**power, f"{10.0**power:g}") for power in range(first, last + 1, step)]
-
-
-def _marker(kind: str, at: Point, ink: str) -> Mark:
-    (x, y), r = at, 2.3
-    k, d = 0.9 * r, 1.25 * r
-    corners = {
-        "s": [(-k, -k), (k, -k), (k, k), (-k, k)],
-        "A": [(0, -d), (d, k), (-d, k)],
-        "v": [(0, d), (d, -k), (-d, -k)],
-        "D": [(0, -d), (d, 0), (0, d), (-d, 0)],
-        "P": [(-0.4 * r, -d), (0.4 * r, -d), (0.4 * r, d), (-0.4 * r, d)],
-    }
-    if kind not in corners:
-        return Dot(x, y, r, ink)
-    return Area([(round(x + dx, 1), round(y + dy, 1)) for dx, dy in corners[kind]], ink)
 
 
 def _path(points: Sequence[Point]) -> str:

@@ -118,7 +118,7 @@ def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: 
             of_seed = [(over.of_seed(p, seed), p["per_seed"][seed]) for p in points if seed in p["per_seed"]]
             plot.line(of_seed, style.ink, width=0.6, opacity=0.45)
     means = [(over.mean(p), p["mean"]) for p in points]
-    plot.line(means, style.ink, arm, width=1.9, dashes=style.dashes, marker=style.marker)
+    plot.line(means, style.ink, arm, width=1.9, dashes=style.dashes, dotted=True)
 
 
 def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
