@@ -102,9 +102,9 @@ class Gaps:
         of_recipe = f"take another model than {policy.config.model}"
         if "the sampler" in off and len(off) == 1:
             of_recipe = f'set sampling.sampler = "transformers", or {of_recipe}'
-        told = " and ".join(f"{name} is {gap:.2g} nats off" for name, gap in off.items())
+        apart = " and ".join(f"{name} is {gap:.2g} nats off" for name, gap in off.items()) + ","
         raise ModelError(
-            f"peer {policy.config.name!r}: sampler, learner and a plain pass of one row do not see one policy: {told}, "
+            f"peer {policy.config.name!r}: sampler, learner and a plain pass of one row do not see one policy: {apart} "
             f"and rounding explains {max(self.most):.2g}. Importance weights would be wrong, so nothing is trained: "
             f"{remedy or of_recipe}"
         )

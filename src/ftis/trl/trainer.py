@@ -389,10 +389,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         else:
             seen = [(rollout.observed, rollout.overdue, text) for rollout, text in self._episodes]
         mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, seen, strict=True)]
-        told = self.ranks.together(mine)
-        sampled = [(Rollout(i, gen, observed=of[0], overdue=of[1]), old, ratio) for i, gen, old, ratio, of in told]
+        every = self.ranks.together(mine)
+        sampled = [
+            (Rollout(i, gen, observed=observed, overdue=overdue), old, ratio)
+            for i, gen, old, ratio, (observed, overdue, _) in every
+        ]
         if not self.agreed:
-            turn_N = [of[0].at if of else len(i) for i, (of, *_) in zip(ids, seen, strict=True)]  # the first
+            turn_N = [answers[0].at if answers else len(i) for i, (answers, *_) in zip(ids, seen, strict=True)]
             drawn_logp = [logp[:n] for logp, n in zip(gen_logp, turn_N, strict=True)]
             if listens:
                 first_NT = self._draws[0]
@@ -405,7 +408,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for n, item in enumerate(items):
             part = slice(n * each, (n + 1) * each)
             rollouts = tuple(rollout for rollout, *_ in sampled[part])
-            texts = tuple(text for *_, (*_, text) in told[part])
+            texts = tuple(text for *_, (*_, text) in every[part])
             groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, tuple(rewards[part])))
         return groups, sampled, out
 
@@ -460,11 +463,11 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         rollouts = [rollout for (rollout,) in groups]
         finished = [stage.finished(*one) for one in zip(self.environments, problems, rollouts, strict=True)]
         self._episodes = [(rollout, played.text) for rollout, played in zip(rollouts, finished, strict=True)]
-        told = [stage.messages(*one) for one in zip(prompt_ids, rollouts, finished, strict=True)]
-        answers = [message["content"] for messages in told for message in messages if message["role"] == "tool"]
+        conversations = [stage.messages(*one) for one in zip(prompt_ids, rollouts, finished, strict=True)]
+        answers = [message["content"] for each in conversations for message in each if message["role"] == "tool"]
         return (
             [rollout.drawn.astype(int).tolist() for rollout in rollouts],
-            told,
+            conversations,
             [rollout.read_ids.tolist() for rollout in rollouts],
             logprobs and [spread(rollout.gen_logp, rollout.drawn).tolist() for rollout in rollouts],
             len(answers),

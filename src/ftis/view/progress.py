@@ -224,11 +224,11 @@ class Display:
         """
         before, now = self._remarks.get(name, {}), dict[str, tuple[int, bool]]()
         for remark in remarks_on(state):
-            rounds, told = before.get(remark.about, (0, False))
+            rounds, warned = before.get(remark.about, (0, False))
             rounds, worse = rounds + 1, remark.level == "trouble"
-            now[remark.about] = rounds, told or worse
+            now[remark.about] = rounds, warned or worse
             again = rounds > WINDOW and rounds & (rounds - 1) == 0
-            if rounds == least or again or (rounds > least and worse and not told):
+            if rounds == least or again or (rounds > least and worse and not warned):
                 self._print(f"{name}: {visible(remark.text)}")
         self._remarks[name] = now
 
