@@ -17,8 +17,8 @@ from ftis.config import PeerConfig, RecipeError
 from ftis.engines.builtin import _Rows, builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.head import ChunkedHead
+from ftis.engines.kept import share_frozen
 from ftis.engines.lines import Lines
-from ftis.engines.models import share_frozen
 from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
 from ftis.policy import ModelError, Policy

@@ -14,7 +14,7 @@ import torch
 from conftest import TinyModelDir, TinyPolicy
 from run_files import differences, records_of
 
-from ftis.engines.models import callable_as_kept
+from ftis.engines.kept import callable_as_kept
 from ftis.engines.offload import Movable, Offload
 from ftis.policy import Policy
 from ftis.recipe.parsing import load

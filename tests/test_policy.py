@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from ftis.check.estimate import _shape
 from ftis.config import PeerConfig
-from ftis.engines import models
+from ftis.engines import kept, models
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.head import ChunkedHead
 from ftis.engines.microbatches import Microbatches, cheapest, fit
@@ -288,7 +288,7 @@ def test_adapters_on_different_bases_share_only_what_is_equal(tiny_policy: TinyP
     weight = next(p for name, p in other.model.named_parameters() if "mlp" in name)
     weight.data = weight.data.clone()
     weight.data[0] += 1
-    models.share_frozen(other.model)
+    kept.share_frozen(other.model)
     assert weight.data_ptr() not in storages(first, False)
     assert len(storages(first, False) & storages(other, False)) == len(storages(first, False)) - 1
 

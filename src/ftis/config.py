@@ -80,7 +80,7 @@ class ExampleConfig(_Section):
 
 
 class PromptConfig(_Section):
-    """How a problem becomes the text a model continues."""
+    """The text around a problem, which a model continues."""
 
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     template: str = "{question}"
@@ -90,7 +90,7 @@ class PromptConfig(_Section):
     examples: Annotated[tuple[ExampleConfig, ...], Field(strict=False)] = ()
     """Turns of user and assistant before the problem; in plain text, each is followed by a blank line."""
     prefill: str = ""
-    """How every completion begins: the model goes on from here, and rewards see it in front of the completion."""
+    """The beginning of every completion: the model goes on from here, and rewards see it in front."""
     template_options: dict[str, Any] = {}
     """Variables of the chat template, as ``enable_thinking = false`` in Qwen3's."""
     think_tag: Name = "think"
@@ -113,7 +113,7 @@ class RewardConfig(_Section):
     reward_weights: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)] = ()
     """With several functions: the weight of each in their sum; empty: 1 of each."""
     answer: Literal["auto", "number", "math", "exact"] = "auto"
-    """How the built-in reward compares answers; ``auto`` is the task's own way."""
+    """The built-in reward's way to compare answers; ``auto`` is the task's own."""
     extract: Literal["tags", "boxed", "last_number"] = "tags"
     """The answer's place in a completion: between the prompt's tags, in the last ``\\boxed{}``, or the last number."""
     format_weight: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -190,7 +190,7 @@ class TrainingConfig(_Section):
 
 
 class NetworkConfig(_Section):
-    """How a peer meets the others (``ftis join``), and when a round closes. Peers may differ in every key."""
+    """A peer's way to the others (``ftis join``), and the end of a round. Peers may differ in every key."""
 
     listen: Strings = ()
     """Endpoints, as ``tcp/0.0.0.0:7447`` or ``tls/0.0.0.0:7447``."""
@@ -280,7 +280,7 @@ class PeerConfig(_Section):
     lora_alpha: Positive = 256
     lora_target_modules: Strings = ("q_proj", "v_proj")
     frozen_dtype: Literal["float32", "bfloat16", "nf4"] = "float32"
-    """How weights under an adapter are kept; ``nf4``: those of linear layers in 4 bits, by bitsandbytes."""
+    """The form of weights under an adapter; ``nf4``: those of linear layers in 4 bits, by bitsandbytes."""
     optim: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     """AdamW's moments in float32, or by bitsandbytes in 8 bits; ``paged``: a GPU may move them to main memory."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6

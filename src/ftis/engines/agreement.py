@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from ftis.engines.devices import device_kind
+from ftis.engines.kept import callable_as_kept, in_bfloat16, is_coarse, is_quantised, tolerance
 from ftis.engines.lengths import BySwitch, named_lengths
-from ftis.engines.models import callable_as_kept, in_bfloat16, is_coarse, is_quantised, tolerance
 from ftis.engines.rows import PaddedRows
 from ftis.learning import LOGP_TOLERANCE, ROUNDING
 from ftis.policy import Forward, ModelError, Policy, positions_of, selected_logp

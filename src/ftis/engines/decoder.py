@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
+from ftis.engines.kept import callable_as_kept, within_tolerance
 from ftis.engines.lengths import named_lengths
 from ftis.engines.linear import Linear
-from ftis.engines.models import callable_as_kept, within_tolerance
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import positions_of
 

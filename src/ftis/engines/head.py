@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ftis.engines.devices import device_kind
-from ftis.engines.models import callable_as_kept
+from ftis.engines.kept import callable_as_kept
 from ftis.policy import Head, selected_logp
 
 TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis.engines.models import within_tolerance
+from ftis.engines.kept import within_tolerance
 from ftis.engines.rows import PaddedRows
 from ftis.policy import Forward, ModelError, Policy, positions_of
 from ftis.rollouts import Ints, Rollout

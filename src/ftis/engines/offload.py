@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftis.engines.models import is_shared
+from ftis.engines.kept import is_shared
 from ftis.policy import Policy
 
 BANDWIDTH = 12e9

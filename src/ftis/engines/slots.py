@@ -61,7 +61,7 @@ def prefill_bytes(config: Any, tokens: int, number: int) -> int:
 
 
 def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> int:
-    """How many prompts of ``longest`` tokens are prefilled at a time: one at least.
+    """The number of prompts of ``longest`` tokens that are prefilled at a time: one at least.
 
     Args:
         number: bytes of a number.
@@ -102,7 +102,7 @@ def groups_within(
     within: int,
     refills: bool = True,
 ) -> tuple[int, int]:
-    """How many of ``groups``, each of ``repeats`` completions, are drawn at a time, and what a completion then takes.
+    """The number of ``groups``, each of ``repeats`` completions, drawn at a time, and the bytes of a completion.
 
     These are at most ``most`` completions, but one group at least. If they are drawn in turns, later
     groups take the rows of completions that ended. They begin at the slot that the others have reached, so a row may
@@ -128,7 +128,7 @@ def groups_at_a_time(
     batch_size: int,
     refills: bool = True,
 ) -> int:
-    """How many prompts are completed at a time, ``repeats`` times each: within :func:`cache_bytes` and, unless it is 0,
+    """The number of prompts completed at a time, ``repeats`` times each: within :func:`cache_bytes` and, unless it is 0,
     ``batch_size`` completions; at least 1."""
     at_a_time, _ = groups_within(
         policy.model.config,

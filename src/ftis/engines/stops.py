@@ -42,7 +42,7 @@ def cut_at(stop: Sequence[str], text: str) -> str:
 
 
 def stopped_at(stop: Sequence[str], ids: Sequence[int], detokenize: Callable[[Sequence[int]], str]) -> int:
-    """How many of ``ids`` there are up to the one that completes a stop string; all of them if none does."""
+    """The number of ``ids`` up to the one that completes a stop string; all of them if none does."""
     return bisect.bisect_left(range(len(ids)), True, key=lambda n: holds(stop, detokenize(ids[:n])))
 
 
@@ -54,7 +54,7 @@ class Stopping(Sampler):
 
     @property
     def slow(self) -> str:
-        """How the sampler draws, if faster ways do not fit the model; otherwise empty."""
+        """The sampler's way in words, if faster ones do not fit the model; otherwise empty."""
         return getattr(self.sampler, "slow", "")
 
     @property

@@ -71,7 +71,7 @@ MODELS = {
 }
 
 HUB_SECONDS = 10
-"""How long to wait for the Hub's first answer before the package is taken."""
+"""The most seconds before the Hub's first answer; then the package is taken."""
 PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README.md")
 
 Report = Callable[[str], None]

@@ -127,7 +127,7 @@ def _prompts_alone(recipe: Recipe, budget: str) -> int:
 
 
 def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
-    """How many rollouts a peer of a swarm samples and trains on in a round, if nothing is filtered.
+    """The rollouts that a peer of a swarm samples and trains on in a round, if nothing is filtered.
 
     Args:
         swarm: with exactly the peers of the swarm.

@@ -181,7 +181,7 @@ def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
 
 
 def _name_width(entries: Iterable[Any], path: list[str]) -> int:
-    """How many parts of a split key are an entry's name, which may hold dots itself (``peers.qwen2.5.model``)."""
+    """The number of parts of a split key in an entry's name, which may hold dots (``peers.qwen2.5.model``)."""
     names = [str(entry["name"]) for entry in entries if isinstance(entry, dict) and "name" in entry]
     prefixes = [".".join(path[:width]) for width in range(1, len(path) + 1)]
     fits = [width for width, prefix in enumerate(prefixes, 1) if any(matches(name, prefix) for name in names)]

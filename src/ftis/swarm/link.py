@@ -58,7 +58,7 @@ from ftis.version import VERSION
 FACTS_SECONDS = 2.0
 GET_SECONDS = 20.0
 POLL_SECONDS = 0.05
-"""How often a waiting peer looks at the clock, and whether it is to stop."""
+"""Seconds between two looks of a waiting peer at the clock."""
 CHUNKS_IN_FLIGHT = 8
 ANSWERING, PENDING_ANSWERS = 4, 256
 """Threads that answer the others' questions, and the most questions that wait for one."""

@@ -32,17 +32,17 @@ from ftis.swarm.others import Other
 from ftis.swarm.pace import Pace
 
 GRACE_SECONDS = 1.0
-"""How long a peer whose presence ended is still waited for: a link that broke may be back at once."""
+"""Seconds for which a peer that has gone is still waited for: a link that broke may be back at once."""
 CATCH_UP_SECONDS = 2.0
-"""How often everybody is asked for manifests while a round is awaited."""
+"""Seconds between two questions to everybody for manifests, while a round is awaited."""
 NOTICE_SECONDS = 10.0
-"""How often a waiting peer names the peers that it waits for."""
+"""Seconds after which a waiting peer names again the peers that it waits for."""
 KEEP_ROUNDS = 8
 """The fewest rounds for which a message stays on offer."""
 MAX_REJECTIONS = 1000
 """Rejections kept per round of one peer for one reason; more are only a flood, and hide nothing else."""
 MAX_COMINGS = 8
-"""How often in one round it is said that a peer came or went."""
+"""The most reports in one round that a peer came or went."""
 MOST_NAMES = 8
 """Peers that a sentence names; it counts the others."""
 NOTICES = {

@@ -27,7 +27,7 @@ VALIDATION, FEWEST = 200, 50
 of .07."""
 
 Part = tuple[int, int]
-"""How many problems to make, and from which seed."""
+"""The number of problems to make, and their seed."""
 
 
 def load(config: TaskConfig) -> Task:

@@ -1,0 +1,115 @@
+"""A model's weights and activations in memory: their precision, frozen ones shared, activations computed again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ftis.engines.machine import return_freed_memory
+from ftis.policy import ModelError
+
+
+def keep_frozen_in_bfloat16(model: Any) -> None:
+    """Cast frozen matrices. Norms and the residual stream stay in float32, as under autocast."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.dim() > 1:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    model.get_input_embeddings().register_forward_hook(lambda module, ids, embedded: embedded.float())
+
+
+def callable_as_kept(model: Any) -> AbstractContextManager[None]:
+    """A context in which a model can be called by itself: one with weights in bfloat16 needs autocast."""
+    if not in_bfloat16(model):
+        return nullcontext()
+    return torch.autocast(model.get_input_embeddings().weight.device.type, dtype=torch.bfloat16)
+
+
+def in_bfloat16(model: Any) -> bool:
+    return any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+
+
+def tolerance(model: Any) -> float:
+    """The largest difference from the model's own logits, relative to the largest of them, with which a fast way is
+    taken: enough for rounding, too little for another computation."""
+    return 5e-2 if is_coarse(model) else 1e-3
+
+
+def within_tolerance(model: Any, found: Tensor, expected: Tensor) -> bool:
+    """Whether logits are the model's own up to :func:`tolerance`."""
+    return bool((found - expected).abs().max() <= tolerance(model) * expected.abs().max())
+
+
+def is_coarse(model: Any) -> bool:
+    """Whether weights are kept in few bits, so that products are rounded whatever the arithmetic is."""
+    return in_bfloat16(model) or is_quantised(model)
+
+
+def is_quantised(model: Any) -> bool:
+    return getattr(model.config, "quantization_config", None) is not None
+
+
+def share_frozen(model: Any) -> None:
+    """Let frozen parameters that are equal to those of an earlier model of this process lie in memory once.
+
+    So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
+    """
+    gc.collect()  # else models that nobody uses any more would be earlier ones
+    for name, parameter in model.named_parameters():
+        scales = getattr(parameter, "quant_state", None)  # of weights in 4 bits; they lie beside them
+        if parameter.requires_grad or not (parameter.is_floating_point() or scales is not None):
+            continue
+        key = (name, parameter.shape, parameter.dtype, parameter.device)
+        sharers: Any = _FROZEN.get(key)
+        earlier: Any = None if sharers is None else next(iter(sharers.values()), None)
+        is_here = earlier is not None and earlier.untyped_storage().nbytes() > 0  # its peer does not wait elsewhere
+        equal = is_here and torch.equal(earlier, parameter)
+        if equal and scales is not None:
+            equal = torch.equal(earlier.quant_state.absmax, scales.absmax)
+        if equal:
+            parameter.data = earlier.data
+            if scales is not None:
+                scales.absmax = earlier.quant_state.absmax
+        else:
+            sharers = _FROZEN[key] = weakref.WeakValueDictionary()
+        parameter.sharers = sharers  # which stay known as long as one of them is in use
+        sharers[id(parameter)] = parameter
+    return_freed_memory()
+
+
+def is_shared(parameter: Any) -> bool:
+    """Whether :func:`share_frozen` let a parameter lie in memory once with that of another model, still in use."""
+    return len(getattr(parameter, "sharers", ())) > 1
+
+
+_FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
+"""The parameters that lie in one place, by ``id``; by what is compared before their values are."""
+
+
+def checkpoint_layers(model: Any, peer: str) -> None:
+    """Make each layer discard its activations and recompute them in the backward pass.
+
+    transformers' own switch works only in train mode, where dropout is on.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(
+            f"peer {peer!r}: {type(model).__name__} has no layers for gradient checkpointing: set "
+            f"gradient_checkpointing = false"
+        )
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
