@@ -24,7 +24,8 @@ from ftis.prompts import AnswerKind, Task
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load, parse
 from ftis.rewards.numbers import read_number
-from ftis.run.prepare import check, vocabulary
+from ftis.run.exchange import vocabulary
+from ftis.run.prepare import check
 from ftis.run.processes import parameters_of
 from ftis.tasks.jsonl import files
 from ftis.tasks.problems import load_task

@@ -128,8 +128,8 @@ def groups_at_a_time(
     batch_size: int,
     refills: bool = True,
 ) -> int:
-    """The number of prompts completed at a time, ``repeats`` times each: within :func:`cache_bytes` and, unless it is 0,
-    ``batch_size`` completions; at least 1."""
+    """The number of prompts completed at a time, ``repeats`` times each, at least 1: within :func:`cache_bytes` and,
+    unless it is 0, ``batch_size`` completions."""
     at_a_time, _ = groups_within(
         policy.model.config,
         max(map(len, prompt_ids)),

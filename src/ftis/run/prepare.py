@@ -1,33 +1,27 @@
-"""Checks before anything is written: whether arms can run, and what their peers exchange."""
+"""Checks before anything is written: whether arms can run."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
-from ftis.engines.models import generation_defaults, load_tokenizer, require_precision, require_trainable, tokens_of
+from ftis.engines.models import require_precision, require_trainable
 from ftis.environments.contract import open_environment
 from ftis.models import starters
-from ftis.policy import own_ends
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError, run_directory
 from ftis.recipe.own_code import staying
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, is_built_in, kind_of_answers, load_scorer, parts_of, require_columns
 from ftis.run.assembly import check_names
+from ftis.run.exchange import vocabulary, with_exchange
 from ftis.run.prompting import look_at_prompts
 from ftis.schedule import assigned
 from ftis.seams import ENVIRONMENTS, look_up
 from ftis.tasks.problems import load_task, require_unseen
-from ftis.text.messages import end_of_text
-from ftis.text.token_bytes import TokenBytes
 
 OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules"}
 """Settings of a peer that its model must fit."""
@@ -152,118 +146,3 @@ def _check_scores(reward: RewardConfig, task: Task) -> None:
             )
     if reward.partial_credit and reward.pass_mark != 1.0:
         raise RewardError("reward.pass_mark means nothing with reward.partial_credit = true: leave one of them out")
-
-
-def with_exchange(arm: Arm) -> Arm:
-    """The arm with ``exchange`` settled in each swarm of several: text where their vocabularies differ, else ids.
-
-    A joined peer knows its own vocabulary alone, and leaves ``auto`` as it is.
-
-    Raises:
-        RunError: peers are to exchange ids, but mean other tokens by them or end completions by others.
-        AlignmentError: peers are to exchange text, but their tokens' bytes are not known.
-    """
-    recipe = arm.recipe
-    known = {peer.name: vocabulary(peer.model, recipe.sampling.end_tokens) for peer in recipe.peers}
-    _check_ends(arm, known)
-    return replace(arm, swarms=tuple(_settled(arm.name, swarm, known) for swarm in arm.swarms))
-
-
-def _check_ends(arm: Arm, known: Mapping[str, Vocabulary]) -> None:
-    """Refuse an end token that no peer has or, where ids are exchanged, that any peer lacks. With text it may be
-    another peer's."""
-    recipe = arm.recipe
-    if recipe.exchange == "ids":
-        for name, of in known.items():
-            _check_end(arm.name, recipe, of.ends, recipe.peer(name).model)
-    if len(known) == 1 and recipe.exchange == "text":
-        return
-    every: frozenset[str] = frozenset().union(*(of.ends for of in known.values()))
-    _check_end(arm.name, recipe, every, ", ".join(dict.fromkeys(peer.model for peer in recipe.peers)))
-
-
-def _check_end(arm: str, recipe: Recipe, known: Collection[str], models: str) -> None:
-    if unknown := [token for token in recipe.sampling.end_tokens if token not in known]:
-        raise RunError(
-            f"arm {arm!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of {models}: write it as its "
-            f"tokenizer does"
-        )
-
-
-def _settled(arm: str, swarm: Recipe, of_arm: Mapping[str, Vocabulary]) -> Recipe:
-    if len(swarm.peers) == 1:
-        return swarm
-    known = {peer.name: of_arm[peer.name] for peer in swarm.peers if peer.name in of_arm}
-    differ = len({of.ids for of in known.values()}) > 1
-    if swarm.exchange == "text" or (swarm.exchange == "auto" and differ):
-        for name in known:
-            place = starters.place_of(swarm.peer(name).model)
-            _check_text(place, _written(place), f"peer {name!r}", tuple(swarm.sampling.end_tokens))
-        return swarm.model_copy(update={"exchange": "text"})
-    if differ:
-        by_peer = ", ".join(f"{name}: {of.ids[:8]}" for name, of in known.items())
-        raise RunError(
-            f"arm {arm!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
-            f'take models of one family, or set exchange = "text"'
-        )
-    if len({of.ends for of in known.values()}) > 1:
-        by_peer = ", ".join(f"{name}: {' and '.join(sorted(of.own_ends))}" for name, of in known.items())
-        every = ", ".join(f'"{token}"' for token in sorted(frozenset().union(*(of.ends for of in known.values()))))
-        raise RunError(
-            f"arm {arm!r}: the peers' models end completions by different tokens ({by_peer}): set "
-            f"sampling.end_tokens = [{every}], so that every peer ends at each of them"
-        )
-    return swarm if len(known) < len(swarm.peers) else swarm.model_copy(update={"exchange": "ids"})
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The facts of a tokenizer that a run checks beforehand. A large one takes seconds to load, so they are kept.
-
-    Attributes:
-        ids: a digest of its map token → id. Tokenizers with one digest mean the same text by equal ids.
-        own_ends: the tokens by which its model ends completions: the tokenizer's and those of its generation defaults.
-        ends: these, and the tokens of ``sampling.end_tokens`` that it has.
-    """
-
-    ids: str
-    own_ends: frozenset[str]
-    ends: frozenset[str]
-
-
-def vocabulary(model: str, end_tokens: Sequence[str]) -> Vocabulary:
-    """The vocabulary of a model's tokenizer.
-
-    Raises:
-        ModelError: there is none.
-    """
-    place = starters.place_of(model)
-    return _vocabulary(place, _written(place), tuple(end_tokens))
-
-
-@lru_cache(maxsize=64)
-def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabulary:
-    tokenizer = load_tokenizer(place)
-    tokens = tokenizer.get_vocab()
-    ids = hashlib.sha256(json.dumps(sorted(tokens.items())).encode()).hexdigest()
-    own = frozenset(tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))))
-    return Vocabulary(ids, own, own | {token for token in end_tokens if token in tokens})
-
-
-@lru_cache(maxsize=64)
-def _check_text(place: str, written: int, who: str, end_tokens: tuple[str, ...]) -> None:
-    known = _token_bytes(place, written)
-    tokens = known.tokenizer.get_vocab()
-    ends = own_ends(known.tokenizer, generation_defaults(place))
-    end_of_text(who, known, ends, [tokens[token] for token in end_tokens if token in tokens])
-
-
-@lru_cache(maxsize=1)
-def _token_bytes(place: str, written: int) -> TokenBytes:
-    return TokenBytes.of(load_tokenizer(place))
-
-
-def _written(place: str) -> int:
-    """The time of the newest file on a model's tokenizer and ends; 0 if this machine has none yet."""
-    files = [Path(place) / name for name in ("tokenizer.json", "config.json", "generation_config.json")]
-    return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
