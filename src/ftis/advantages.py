@@ -1,4 +1,4 @@
-"""Advantages: what each rollout's reward is worth beside those of its group. Pure torch."""
+"""Advantages: the worth of each rollout's reward beside those of its group. Pure torch."""
 
 from __future__ import annotations
 

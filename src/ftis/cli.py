@@ -88,7 +88,7 @@ def options(
 
 @app.command()
 def doctor() -> None:
-    """Print what this machine has, and how to get the rest."""
+    """Print the parts of this machine, and how to get others."""
     from ftis.check.doctor import diagnose
 
     problems = 0
@@ -209,7 +209,7 @@ def preflight(
     arm: Annotated[str | None, typer.Option(help="By default the recipe's first.")] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
-    """Predict whether a recipe would learn, and what a round costs."""
+    """Predict whether a recipe would learn, and the cost of a round."""
     loaded = load(recipe, set_ or [])
     chosen = arms_of(loaded, (arm,) if arm else ())[:1]
     require_paths(recipe, [chosen[0].recipe])

@@ -24,7 +24,7 @@ MEASURING = "measuring the memory of an update"
 
 @contextmanager
 def busy(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show what a command does before it prints results: by a spinner on a terminal, elsewhere in lines.
+    """Show a command's work before its results: by a spinner on a terminal, elsewhere in lines.
 
     Yields:
         a function that takes the next thing it does.
@@ -78,7 +78,7 @@ Resume = Annotated[
 
 
 def go_back(directory: Path, resume: str | None, arms: tuple[str, ...], dry_run: bool = False) -> None:
-    """Undo the rounds after the step that ``--resume`` names, if it names one, and print what that removes."""
+    """Undo the rounds after the step that ``--resume`` names, if it names one, and print the removed files."""
     from ftis.run.rollback import roll_back
 
     if resume is None or resume == NEWEST:

@@ -270,7 +270,7 @@ class ObjectiveConfig(_Section):
 
 
 class PeerConfig(_Section):
-    """One participant: its model, what of it is trained, and its optimiser."""
+    """One participant: its model, the trained part of it, and its optimiser."""
 
     name: Name
     model: str

@@ -264,7 +264,7 @@ def preflight(
     say: Say | None = None,
     **keys: Any,
 ) -> list[Sounding]:
-    """Predict whether each peer of an arm would learn, and what a round costs, as ``ftis preflight``.
+    """Predict whether each peer of an arm would learn, and the cost of a round, as ``ftis preflight``.
 
     Args:
         arm: by default the recipe's first.

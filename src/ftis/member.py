@@ -109,7 +109,7 @@ class Member:
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
         """Encode groups as this peer's message of a round.
 
-        Groups with an overdue turn stay here: a receiver may have an answer in time, and then misses what follows.
+        Groups with an overdue turn stay here: a receiver may have an answer in time, and then misses the next turns.
         """
         groups = [group for group in groups if not any(rollout.overdue for rollout in group.rollouts)]
         written = Message(replace(self.header, round=round), tuple(self.write(groups)))

@@ -352,7 +352,7 @@ def policy_loss(
         gen_logp_NU: log π_gen, as received: [N, U], or [N, T] where each token is a unit.
         advantage_N: Â [N].
         mask_NT: bool [N, T], true on completion tokens; each row has at least one.
-        share_N: what selections leave of each rollout, in [0, 1]; default 1.
+        share_N: the part of each rollout that selections leave, in [0, 1]; default 1.
         own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not use it.
         unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
         ref_logp_NT: log π_ref [N, T], of the reference model. It adds s_i β (exp(d) − 1 − d) to each token's loss, as

@@ -68,7 +68,7 @@ class Memory:
         activations: the part of ``update`` that is in proportion to its tokens, nearly.
         share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
         going_back: the checkpoint to which the no-regret test goes back, on a CPU. It is unlikely.
-        reuses: whether an update takes the place of what sampling freed. A large model's peer gives that back to the
+        reuses: whether an update takes the place that sampling freed. A large model's peer gives that back to the
             system after each turn, as far as the allocator can: likely, and not certain.
     """
 
@@ -85,7 +85,7 @@ class Memory:
     reuses: bool = False
 
     def likely(self, times: float = 1.0) -> Memory:
-        """The same with an update of ``times`` the ``share`` of the tokens, which reuses what sampling freed.
+        """The same with an update of ``times`` the ``share`` of the tokens, in the memory that sampling freed.
 
         Sampling has all of its slots from the start.
         """
@@ -97,7 +97,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The most at once. Allocators may keep what sampling freed, so that it and an update both count."""
+        """The most at once. Allocators may keep freed memory, so that sampling and an update both count."""
         updating = self.update + (self.gradients if self.microbatches > 1 else 0)
         if self.reuses:
             working = max(updating, self.sampling + self.gradients)

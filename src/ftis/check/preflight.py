@@ -1,4 +1,4 @@
-"""A few groups per peer before a run: whether it would learn, what a round costs, and what to change.
+"""A few groups per peer before a run: whether it would learn, the cost of a round, and changes to make.
 
 Each peer is looked at in a process of its own, so that its peak memory is its own. It samples groups of training
 problems as in its first round, and scores them. Afterwards it takes a round's optimiser steps on them. Their rewards

@@ -45,7 +45,7 @@ PEAK = 10
 """A single token may differ by so many times what the root mean square of its row may, or by this divided by
 :data:`IN_A_ROW` if that factor is in the latter. In bfloat16 the largest of 320 tokens of SmolLM2-135M was 4 times."""
 SLIGHT = 0.1
-"""In bfloat16, the root mean square of a row's differences that passes without a look at what rounding does."""
+"""In bfloat16, the root mean square of a row's differences that passes without a look at rounding."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
@@ -212,7 +212,7 @@ def gaps(
 
 @torch.no_grad()
 def sees_padding(policy: Policy) -> bool:
-    """Whether masked tokens in front of a prompt change what follows it: states and convolutions may take them in.
+    """Whether masked tokens in front of a prompt change its completion: states and convolutions may take them in.
 
     The logits behind three prompts are compared, each behind two kinds of padding.
     """

@@ -82,7 +82,7 @@ def builtin_sampler(
     device, steps = policy.device, decoding.max_completion_length
     rows_fit_windows = rows_fit(attention_windows(policy.model), max(map(len, prompt_ids)) + steps)
     if not (rows_fit_windows or fuses(policy.model)):
-        again = replace(decoding, kept=None)  # what is kept here knows of no window
+        again = replace(decoding, kept=None)  # the state kept here knows of no window
         return generate_sampler(policy, prompt_ids, repeats, again, seed, batch_size)
     parts = parts_of_groups(policy, prompt_ids, repeats, steps)
     if parts > 1:

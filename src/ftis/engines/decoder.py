@@ -332,7 +332,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> T
 
 
 def fuses(model: Any) -> bool:
-    """Whether :class:`FusedDecoder` computes what ``model`` does. Each model is checked once."""
+    """Whether :class:`FusedDecoder` computes as ``model`` does. Each model is checked once."""
     if model not in _FUSES:
         with callable_as_kept(model):
             _FUSES[model] = _computes_the_same(model)

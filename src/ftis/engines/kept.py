@@ -91,7 +91,7 @@ def is_shared(parameter: Any) -> bool:
 
 
 _FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
-"""The parameters that lie in one place, by ``id``; by what is compared before their values are."""
+"""The parameters that lie in one place, by ``id``; by name, shape, dtype and device."""
 
 
 def checkpoint_layers(model: Any, peer: str) -> None:

@@ -72,7 +72,7 @@ def switch_of(model: Any, device: torch.device) -> int | None:
 
     def alike(near: int, length: int) -> bool:
         """Whether the tokens within the first ``near`` places are predicted alike in a row of so many, or one more."""
-        predicted(4, 5)  # dynamic scaling keeps what a longer row left, until a short one comes
+        predicted(4, 5)  # dynamic scaling keeps a longer row's frequencies until a short one comes
         short, long = predicted(near, near + 1), predicted(near, length)
         return within_tolerance(model, long, short)
 

@@ -152,7 +152,7 @@ KEPT_BYTES = 2**25
 
 
 def return_freed_memory() -> None:
-    """Give the system what this process has freed.
+    """Give freed memory of this process back to the system.
 
     glibc keeps freed blocks of up to 32 MB for the thread that had them. Most of a small model's tensors are smaller.
     """

@@ -36,7 +36,7 @@ class Microbatches(TokenSplit):
     """Micro-batches of a model that computes each distinct prompt of a micro-batch once, or each row's.
 
     Attributes:
-        padding_cost: what a padded place costs, in tokens. Below 1 a micro-batch has each distinct prompt once, and
+        padding_cost: of a padded place, in tokens. Below 1 a micro-batch has each distinct prompt once, and
             only attention computes padded places.
         overhead: the fixed cost of a micro-batch, in padded places.
         most: padded tokens of a micro-batch where no budget is given.

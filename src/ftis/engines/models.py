@@ -254,7 +254,7 @@ def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
 
 
 def _check_directory(source: str) -> None:
-    """Raise ModelError if a local path holds no model. transformers checks what looks like a Hub id."""
+    """Raise ModelError if a local path holds no model. transformers checks a Hub id."""
     directory = Path(source)
     if not looks_local(source) or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
         return

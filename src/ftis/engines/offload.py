@@ -160,6 +160,6 @@ class Offload:
         mine.come_back()
 
     def copy_out(self, name: str) -> None:
-        """Begin to copy what ``name`` has learned to main memory, while it computes on."""
+        """Begin to copy the learned weights of ``name`` to main memory, while it computes on."""
         if name in self.movable:
             self.movable[name].copy_out()

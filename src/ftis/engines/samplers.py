@@ -101,7 +101,7 @@ def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int, re
     for way in ways:
         try:
             found = trial(policy, way.draw, longest)
-            if found.learner > found.enough:  # rows in one line may be what differs
+            if found.learner > found.enough:  # rows in one line may cause it
                 policy.forward = plain_forward(policy)
                 found = trial(policy, way.draw, longest)
         except UNABLE as error:

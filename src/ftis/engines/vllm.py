@@ -184,7 +184,7 @@ class InProcess(Engine):
         return outputs
 
     def _swap_adapter(self, policy: Policy) -> None:
-        """Load the adapter under a new id: what vLLM keeps of an adapter, it keeps by its id."""
+        """Load the adapter under a new id, by which vLLM keeps it."""
         from vllm.lora.request import LoRARequest
 
         if self.adapter:

@@ -1,1 +1,1 @@
-"""Recipes: what people write, read as typed values, and the arms that they compare."""
+"""Recipes: people's files read as typed values, and the arms that they compare."""

@@ -1,4 +1,4 @@
-"""The arms of a recipe: what is compared, and which peers form a swarm in each."""
+"""The arms of a recipe, which are compared, and the swarms of peers in each."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ WRAPPED = ("__wrapped__", "fget", "fset", "fdel", "func", "args", "keywords")
 def give(thing: Any) -> str:
     """The name of an object in a recipe: its dotted path, or a name that holds in this process.
 
-    The second ends in a digest of what a function or a class does, so that another one has another name, and a run is
+    The second ends in a digest of a function's or a class's code, so that another one has another name, and a run is
     resumed with the same one alone. Anything else goes by its identity.
     """
     if path := _path(thing):

@@ -294,7 +294,7 @@ GONE = {
     "swarm_size": "training.swarm_size in the arm's set has its place",
     "wire": "messages have one form, with exact log-probabilities",
 }
-"""Keys that recipes had once, and what is in their place."""
+"""Keys that recipes had once, and their successors."""
 
 
 def _is_gone(one: ErrorDetails) -> bool:

@@ -15,7 +15,7 @@ def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
 
     Args:
         file: the recipe's. The directory from which its paths are right is often above it.
-        recipes: of what will run.
+        recipes: of the arms that will run.
 
     Raises:
         RecipeError: a path leads nowhere from where the command runs.

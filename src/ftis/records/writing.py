@@ -168,7 +168,7 @@ class EventLog:
     """Passes a peer's events on, and appends them with the time to events.jsonl in its directory.
 
     Attributes:
-        status: what ``ftis status`` shows of this peer.
+        status: the facts that ``ftis status`` shows of this peer.
     """
 
     def __init__(self, directory: Path, say: Say) -> None:

@@ -115,7 +115,7 @@ def _near(one: Any, other: Any, digits: int) -> bool | None:
         return None
     if any(part.is_infinite for part in parts):
         return bool(values[0] == values[1])
-    # one bit of precision is what rounding leaves of 0
+    # rounding leaves one bit of precision of 0
     real, imaginary, *right = (0 if getattr(part, "_prec", 0) == 1 else part for part in parts)
     gap, size = (sympy.sqrt(x**2 + y**2) for x, y in ((real - right[0], imaginary - right[1]), right))
     if not rounded:

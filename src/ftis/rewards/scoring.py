@@ -1,4 +1,4 @@
-"""Completions to rewards: find the recipe's reward function, call it, check what it returns.
+"""Completions to rewards: find the recipe's reward function, call it, check its result.
 
 A reward function has TRL's signature, and a recipe names it by its dotted path (``reward.function``)::
 

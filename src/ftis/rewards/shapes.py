@@ -1,6 +1,6 @@
 """Answers with parts: lists, sets, points, assignments and sets of reals, each compared by the order that it has.
 
-math-verify takes a list for a set and a point for an interval, and loses names. So it compares only what has no parts.
+math-verify takes a list for a set and a point for an interval, and loses names. So it compares answers without parts.
 """
 
 from __future__ import annotations

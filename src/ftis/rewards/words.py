@@ -78,7 +78,7 @@ def _plain(run: str) -> str:
 
 
 def _singulars(word: str) -> set[str]:
-    """The word, and what it may be the plural of."""
+    """The word, and the words whose plural it may be."""
     small = word.strip(".").lower()
     ends = (("s", ""), ("es", ""), ("ies", "y"))
     return {word.strip("."), small} | {small.removesuffix(end) + more for end, more in ends if small.endswith(end)}

@@ -120,7 +120,7 @@ def load(
 
 
 def unfinished(peer: Peer) -> bytes:
-    """The groups of the round to finish next: a line of JSON with what no message says of them, then a message.
+    """The groups of the round to finish next: a line of JSON with their facts beside a message, then the message.
 
     Empty if the present weights would draw them again.
     """

@@ -100,7 +100,7 @@ class EvalSamples:
 
 @dataclass(frozen=True)
 class Exam:
-    """Problems for a model to answer, and what their answers earn.
+    """Problems for a model to answer, and the rewards of its answers.
 
     Attributes:
         prompt_ids: token ids of each problem's prompt.

@@ -109,7 +109,7 @@ class Ready(NamedTuple):
 
 
 def ready(recipe: Recipe, name: str, *, arm: str | None = None, resume: bool = False, overwrite: bool = False) -> Ready:
-    """Refuse what :func:`join` refuses before it connects, and write nothing. The arguments are the same.
+    """Refuse as :func:`join` does before it connects, and write nothing. The arguments are the same.
 
     Raises:
         FtisError: something is wrong with the recipe, the model, the keys, the endpoints or the run directory.

@@ -166,7 +166,7 @@ def may_claim(
     *,
     tasks: Sequence[Task] = (),
 ) -> tuple[list[str], dict[str, tuple[Any, Any]]] | None:
-    """Refuse what :func:`claim` refuses, and write nothing. The arguments are the same.
+    """Refuse as :func:`claim` does, and write nothing. The arguments are the same.
 
     Returns:
         as :func:`require_same_recipe`; None if no run is there.

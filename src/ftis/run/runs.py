@@ -258,7 +258,7 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
             with suppress(StopIteration):
                 while True:
                     outgoing = rounds.send(reply)
-                    if large:  # an update is to take the place of what sampling freed
+                    if large:  # an update is to take the place that sampling freed
                         return_freed_memory()
                     reply = ask(outgoing)
 

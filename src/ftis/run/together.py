@@ -1,4 +1,4 @@
-"""Peers of one machine learn together: who computes when, and what each gets of the others.
+"""Peers of one machine learn together: their turns, and the messages that each gets.
 
 Each peer is a generator (:meth:`ftis.run.training.Trainer.train`). It yields its message of a round, and goes on with
 the others' messages. A loop in one process, or a parent with a pipe to each peer's process, asks :class:`Turns`
@@ -114,7 +114,7 @@ def in_turns(
                 turns.asks(name, peers[name].send(reply))
             except StopIteration:
                 turns.left(name)
-            except Exception as error:  # of one peer: raised once the others have saved what they have
+            except Exception as error:  # of one peer: raised once the others have saved their rounds
                 failure = failure or error
                 turns.left(name)
             after_turn()

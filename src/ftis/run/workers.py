@@ -151,8 +151,8 @@ def run_jobs(
 
     Args:
         stop: set by the first Ctrl-C.
-        remedy: what to do about a process that died; the end of the message.
-        answers: answers what jobs ask.
+        remedy: of a process that died; the end of the message.
+        answers: answers the jobs' questions.
 
     Raises:
         RunError: a job failed or its process died.
@@ -252,7 +252,7 @@ def _send(worker: Worker, message: object) -> None:
 
 
 def _heard(pipe: Connection) -> Iterator[Any]:
-    """Read what has come through the pipe. A message that a kill cut short is dropped."""
+    """Read the messages in the pipe. A message that a kill cut short is dropped."""
     try:
         while pipe.poll():
             yield pipe.recv()

@@ -5,12 +5,12 @@ Keys, all under ``ftis/``::
     <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on
     <run>/man/<peer>/<round>                  its manifest of a round, the seal as attachment
     <run>/blob/<peer>/<round>/<chunk>         256 KiB of that round's message
-    facts/<recipe's name>/<peer>              what it means by the recipe, to name what differs
-    status/<recipe's name>/<peer>             what it is doing, for ``ftis status``
+    facts/<recipe's name>/<peer>              its reading of the recipe, to name a difference
+    status/<recipe's name>/<peer>             its state, for ``ftis status``
 
 ``<run>`` is the digest of the peers' agreement, so peers of different runs never meet. :mod:`ftis.swarm.rounds`
 decides when a round closes, and this module carries its decisions out. The engine retries, encrypts and finds;
-signatures tell whose rollouts they are. See docs/wire.md and docs/threat-model.md for what holds and what does not.
+signatures tell whose rollouts they are. See docs/wire.md, and docs/threat-model.md for the limits.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class NetworkExchange:
         incarnation: how often this peer has been started.
         should_stop: asked while waiting.
         say: hears events with a ``text`` for people. Called from several threads.
-        status: what ``ftis status`` shows; added to.
+        status: the facts that ``ftis status`` shows; added to.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class NetworkExchange:
         return collected
 
     def offer_and_collect(self, outgoing: Outgoing) -> Collected | None:
-        """As :meth:`exchange`, for a thread of its own: the peer meanwhile does what its status says."""
+        """As :meth:`exchange`, for a thread of its own; the status stays that of the peer meanwhile."""
         if self._should_stop():
             return None
         try:
@@ -270,7 +270,7 @@ class NetworkExchange:
         return collected
 
     def _poll(self) -> Collected | None:
-        """Carry out what is due, or wait a moment for news; the round's messages once it is closed."""
+        """Carry out the due decisions, or wait a moment for news; the round's messages once it is closed."""
         if self._should_stop() or self._closing.is_set():
             raise Stopped
         known = self._news
@@ -411,7 +411,7 @@ class NetworkExchange:
             self._say(NetworkEvent("twice", text, round))
 
     def _compare_facts(self) -> None:
-        """Now and then compare what the peers mean by this recipe's name, until all have been met."""
+        """Now and then compare the peers' readings of this recipe, until all have been met."""
         now = time.monotonic()
         may_differ = self.recipe.network.allow_other_code and not self._code_of.issuperset(self.others)
         if now - self._compared < FACTS_SECONDS or (self.rounds.met_all and not may_differ):

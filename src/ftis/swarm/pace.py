@@ -28,7 +28,7 @@ LATE = 4
 
 @dataclass
 class Pace:
-    """The delivery times of the others, and what follows from them.
+    """The delivery times of the others, and a round's end by them.
 
     Attributes:
         patience: multiples of the median delivery time.

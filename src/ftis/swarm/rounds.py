@@ -106,7 +106,7 @@ class Rounds:
         others: the names of all other peers.
         rounds: of the run.
         settings: quorum, deadline and the like.
-        check: what every offer has to pass.
+        check: the check of every offer.
         keep: rounds for which peers keep their messages on offer; it bounds the memory for one that is ahead.
     """
 
@@ -308,7 +308,7 @@ class Rounds:
             self._others[peer].answered = frozenset(rounds)
 
     def mismatched(self, peer: str, differs: Mismatch) -> list[Decision]:
-        """``peer`` means another run by the recipe; ``differs`` says what differs."""
+        """``peer`` means another run by the recipe; ``differs`` has the differences."""
         if peer not in self._others or peer in self._mismatches:
             return []
         self._mismatches[peer] = differs

@@ -16,7 +16,7 @@ from ftis.config import NetworkConfig, first_line
 from ftis.swarm.facts import ExchangeError, read_status
 
 BLOCK = zenoh.CongestionControl.BLOCK
-"""The default drops what does not fit a queue, which on a busy link is most of a large message."""
+"""The default drops all beyond a queue, on a busy link most of a large message."""
 
 
 def engine_config(settings: NetworkConfig) -> zenoh.Config:
@@ -72,7 +72,7 @@ NEARLY = re.compile(rf"(?:({PROTOCOLS}):?//?)?({HOST})(?::([0-9]{{1,5}}))?/?")
 
 
 def ways_in(settings: NetworkConfig) -> list[str]:
-    """Lines on the endpoints where a peer listens, each with what another machine connects to."""
+    """Lines on the endpoints where a peer listens, each with the address for another machine."""
     here, lines = address(), []
     if settings.mode == "client" or (settings.connect and not settings.listen):
         return [f"listens nowhere: the others reach this peer through {', '.join(settings.connect)}"]

@@ -1,4 +1,4 @@
-"""Turns of a completion as text: what its sender sampled between an environment's answers.
+"""Turns of a completion as text: the sampled parts between an environment's answers.
 
 The bytes and the sizes of a sender's tokens say where a turn ends. A learner reads each turn by itself, and writes each
 answer, with its own tokenizer. So no unit of likelihood spans two turns.

@@ -62,7 +62,7 @@ def spread(values: Floats, drawn: Bools) -> Floats:
 
 
 def prompts_of(outputs: Any) -> list[list[int]]:
-    """The prompts of what TRL sampled, without padding."""
+    """The prompts of TRL's batch, without padding."""
     ids_NT, mask_NT = outputs["prompt_ids"].cpu(), outputs["prompt_mask"].bool().cpu()
     return [ids[mask].tolist() for ids, mask in zip(ids_NT, mask_NT, strict=True)]
 

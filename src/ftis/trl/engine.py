@@ -1,4 +1,4 @@
-"""TRL's trainer as an engine: what it draws, and the log-probabilities that it gives to any completions."""
+"""TRL's trainer as an engine: its draws, and its log-probabilities of any completions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Engine:
         return self.generates and self.compute_dtype == torch.float32
 
     def recorded(self, decoding: Decoding) -> contextlib.AbstractContextManager[list[Tensor]]:
-        """A context in which ``generate`` notes the log-probabilities of what it draws, by the swarm's decoding."""
+        """A context in which ``generate`` notes the log-probabilities of its draws, by the swarm's decoding."""
         return recorded(self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped), decoding)
 
     def without_checkpointing(self) -> contextlib.AbstractContextManager[None]:

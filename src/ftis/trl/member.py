@@ -7,7 +7,7 @@
     events.jsonl                 who came, left, was late or refused, with the time
     outbox/                      own messages that others may still ask for
 <output_dir>/ftis.identity/
-    incarnation, <peer>.key      what outlives the run's directory
+    incarnation, <peer>.key      files that outlive the run's directory
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def state_of(member: Member) -> str:
 
 
 def restore(member: Member, state: str) -> None:
-    """Go on from what :func:`state_of` wrote."""
+    """Go on from the state that :func:`state_of` wrote."""
     saved = json.loads(state)
     member.cursor = replace(member.cursor, **saved["cursor"])
     checkpoint.restore(member.selections, saved["selections"])

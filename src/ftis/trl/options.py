@@ -53,7 +53,7 @@ COARSE = "quantized"
 
 
 def check_options(args: Any, more: Mapping[str, Any], recipe: Recipe, objective: Objective, peer: str) -> None:
-    """Refuse what contradicts the swarm.
+    """Refuse options that contradict the swarm.
 
     Args:
         args: a GRPOConfig.

@@ -61,7 +61,7 @@ class Swarm:
     link: Link | None = None
 
     def resolved(self, args: Any, dataset: Any, environment: Any = None) -> Recipe | None:
-        """The recipe with exactly the peers of this swarm, and its ``[network]`` with what was given here.
+        """The recipe with exactly the peers of this swarm, and its ``[network]`` with the keys given here.
 
         Args:
             args: a GRPOConfig.
@@ -157,7 +157,7 @@ class Swarm:
 
 
 def adapted(recipe: Recipe, args: Any) -> Recipe:
-    """The recipe with what GRPOConfig decides of those keys in which peers may differ: steps, passes, saving."""
+    """The recipe with GRPOConfig's values of keys in which peers may differ: steps, passes, saving."""
     steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
     update: dict[str, Any] = {"num_iterations": args.num_iterations, "steps_per_generation": steps}
     return recipe.model_copy(update={"training": recipe.training.model_copy(update=update)})

@@ -198,7 +198,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """The directory of this peer's records."""
         return Path(self.args.output_dir) / "ftis"
 
-    # --- what must hold -----------------------------------------------------------------------------
+    # --- rows, prompts and checks -------------------------------------------------------------------
 
     def rows(self, items: Sequence[int]) -> list[dict[str, Any]]:
         """The data set's rows of these numbers, each read once."""
@@ -418,7 +418,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Compare the first turns of the run's first rollouts.
 
         Args:
-            drawn_logp: log-probabilities of this process's first turns, by what drew them.
+            drawn_logp: log-probabilities of this process's first turns, by their sampler.
         """
         drawn = [
             Rollout(rollout.completion_ids[: len(logp)], logp)
@@ -478,7 +478,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _check_outputs(
         self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any, completions: Sequence[Any]
     ) -> None:
-        """Refuse what TRL, or a ``rollout_func``, may give beyond sampled tokens of the swarm's prompts."""
+        """Refuse all that TRL, or a ``rollout_func``, may give beyond sampled tokens of the swarm's prompts."""
         if "tool_mask" in outputs and self.stage is None:
             raise OptionError(
                 "rollout_func: completions of a swarm hold nothing but sampled tokens; leave env_mask out"

@@ -204,7 +204,7 @@ class Display:
         self._advance(name, event.step, self._rounds[name], _in_line(notes))
 
     def _state(self, name: str, peer: str, total: int, metrics: Mapping[str, Any]) -> Standing:
-        """The state of a peer after one more round. Of older rounds only what a state reads is kept."""
+        """The state of a peer after one more round. Of older rounds only the measures that a state reads are kept."""
         rows = self._rows.setdefault(name, [])
         rows.append(RoundRow(int(metrics["step"]), metrics))
         if len(rows) > WINDOW:

@@ -100,7 +100,7 @@ SHORTER = (
 
 
 def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
-    """Print a row for each peer, some of its completions, and advice on what to change."""
+    """Print a row for each peer, some of its completions, and changes to make."""
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
