@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,12 @@ import torch
 from torch import Tensor
 
 from ftis.policy import Policy
+
+TRAINS: dict[str, dict[str, Any]] = {
+    "full": {"train": "full"},
+    "lora": {"train": "lora", "lora_r": 4, "lora_alpha": 8},
+}
+EACH_TRAIN = pytest.mark.parametrize("train", list(TRAINS))
 
 
 def rows_of(lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:
