@@ -44,22 +44,19 @@ def joined() -> list[tuple[str, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize(("where", "arguments"), joined(), ids=[where for where, _ in joined()])
-def test_a_peer_joins_by_a_command_that_is_one(where: str, arguments: list[str]) -> None:
-    assert arguments[0] == "join"
-    values = parsed(arguments)
-    peer = where.rpartition(" ")[2].removeprefix("ftis-")
-    assert values["peer"] == peer
-    assert values["key"].name == f"{peer}.key"
-    assert values["client"]
-    assert values["resume"]  # started again after a crash, it goes on
-    load(ROOT / "recipes" / "demo_three.toml", values["set_"])
-    if where.startswith("compose"):
-        assert (ROOT / values["recipe"].relative_to("/")).is_file()
-
-
-def test_both_have_every_peer_of_the_recipe_once() -> None:
-    assert sorted(where.rpartition(" ")[2].removeprefix("ftis-") for where, _ in joined()) == sorted(2 * NAMES)
+def test_every_peer_of_the_recipe_joins_by_a_command_that_is_one() -> None:
+    peers = []
+    for where, arguments in joined():
+        assert arguments[0] == "join"
+        values = parsed(arguments)
+        peers.append(where.rpartition(" ")[2].removeprefix("ftis-"))
+        assert (values["peer"], values["key"].name) == (peers[-1], f"{peers[-1]}.key")
+        assert values["client"]
+        assert values["resume"]  # started again after a crash, it goes on
+        load(ROOT / "recipes" / "demo_three.toml", values["set_"])
+        if where.startswith("compose"):
+            assert (ROOT / values["recipe"].relative_to("/")).is_file()
+    assert sorted(peers) == sorted(2 * NAMES)
 
 
 def test_peers_go_through_the_router_where_it_listens() -> None:

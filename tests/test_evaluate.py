@@ -117,45 +117,23 @@ def test_progress_is_heard_and_changes_nothing(batch_size: int) -> None:
     assert heard == [min(n, every * (i + 1)) for i in range(-(-n // every))]
 
 
-def test_many_problems_are_answered_some_at_a_time() -> None:
-    sampler = FakeSampler()
-    n = EVAL_BATCH + 3
-    problems = [Prompt(i, "q", "a") for i in range(n)]
-    ids = [np.zeros(1, np.int32)] * n
-    evaluation = Exam(FakePolicy(), sampler, problems, ids, score, Decoding(7)).greedy()  # type: ignore[arg-type]
-    assert sampler.batch_sizes == [EVAL_BATCH]
-    assert evaluation.accuracy == 1.0
-
-
-def test_rewards_other_than_0_and_1_are_averaged() -> None:
-    values = iter((0.25, 0.5, 0.0))
-    evaluation = Exam(
-        FakePolicy(),  # type: ignore[arg-type]
-        FakeSampler(),
-        PROBLEMS[:3],
-        PROMPT_IDS[:3],
-        lambda prompt, completions, ids: (next(values),),
-        Decoding(7),
-    ).greedy()
-    assert evaluation.accuracy == 0.25
-    assert evaluation.solved == 0
-    assert str(evaluation) == "greedy mean reward 0.250, and pass@1, a reward of at least 1, 0.000 (0 of 3)"
-
-
 @pytest.mark.parametrize(
-    ("rewards", "said"),
-    [
-        ((1.0, 0.0, 1.0), "greedy pass@1 0.667 (2 of 3)"),
-        ((0.2, 0.2, 1.0), "greedy mean reward 0.467, and pass@1, a reward of at least 1, 0.333 (1 of 3)"),
-        ((2.0, 1.0, 0.0), "greedy mean reward 1.000, and pass@1, a reward of at least 1, 0.667 (2 of 3)"),
-    ],
+    ("rewards", "mean", "solved"), [((1.0, 0.0, 1.0), None, 2), ((0.2, 0.2, 1.0), 0.467, 1), ((2.0, 1.0, 0.0), 1.0, 2)]
 )
-def test_a_mean_reward_is_called_pass_at_1_only_where_it_is(rewards: tuple[float, ...], said: str) -> None:
+def test_a_mean_reward_is_called_pass_at_1_only_where_it_is(
+    rewards: tuple[float, ...], mean: float | None, solved: int
+) -> None:
     """Both lines of ftis eval count the same problems."""
-    answered = tuple(Answered(i, "q", "a", "c", 1, reward) for i, reward in enumerate(rewards))
-    assert str(Evaluation(answered)) == said
+    values = iter(rewards)
+    policy: Any = FakePolicy()
+    exam = Exam(policy, FakeSampler(), PROBLEMS[:3], PROMPT_IDS[:3], lambda *_: (next(values),), Decoding(7))
+    evaluation = exam.greedy()
+    assert (evaluation.solved, evaluation.accuracy) == (solved, pytest.approx(sum(rewards) / 3))
+    said = str(evaluation)
+    assert said.endswith(f"{solved / 3:.3f} ({solved} of 3)")
+    assert said.startswith("greedy pass@1" if mean is None else f"greedy mean reward {mean:.3f}, and pass@1")
     once = EvalSamples((("c",),) * 3, tuple((reward,) for reward in rewards))
-    assert once.pass_at(1) == pytest.approx(Evaluation(answered).solved / 3)
+    assert once.pass_at(1) == pytest.approx(solved / 3)
 
 
 def test_problems_that_stand_twice_count_twice() -> None:

@@ -235,19 +235,3 @@ def test_a_module_that_cannot_be_imported_is_named(outside: Path) -> None:
     (outside / "my_broken.py").write_text("print(undefined)\n")
     with pytest.raises(FtisError, match=r"objective.name = 'my_broken.X': importing 'my_broken' failed: NameError"):
         resolve(ObjectiveConfig(name="my_broken.X"))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ratio": lambda log: log.logp_NT.sum(-1).exp()}, "objective.ratio returned the shape [2], the tokens have"),
-        ({"ratio": lambda log: log.logp_NT.detach().exp()}, "objective.ratio carries no gradient"),
-        ({"weight": lambda raw, advantage, objective: raw[:, :1]}, "objective.weight returned the shape [2, 1]"),
-        ({"surrogate": lambda ratio, advantage, objective: advantage}, "objective.surrogate returned the shape [2, 1]"),
-    ],
-)
-def test_a_part_of_another_shape_is_named(change: dict[str, Any], message: str) -> None:
-    logp = torch.full((2, 3), -1.0, requires_grad=True)
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises(FtisError, match=re.escape(message)):
-        policy_loss(Objective(**change), logp, logp.detach(), logp.detach(), torch.ones(2), mask)

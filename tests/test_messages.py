@@ -151,13 +151,6 @@ def test_the_token_that_completes_a_stop_string_may_go_beyond_it() -> None:
     assert all(rollout.sent is not None and rollout.sent.text == b"no, " for rollout in scored.group.rollouts)
 
 
-def test_a_group_that_came_before_is_a_duplicate() -> None:
-    learner, group = Learner(byte_level()), offered(byte_level(), "a", "b")
-    assert learner.admit(group).admitted
-    (rejection,) = learner.admit(group).rejections
-    assert rejection.reason == Reason.DUPLICATE
-
-
 def test_a_completion_without_bytes_can_be_sent() -> None:
     tokenizer = byte_level(["ab"])
     end = end_of(tokenizer)

@@ -65,8 +65,7 @@ def test_bytes_that_are_no_manifest() -> None:
 
 
 def test_a_seal_that_is_none_is_a_forgery() -> None:
-    cases_seal: list[bytes] = [b"", b"x", bytes(32), b"\1" * 96, bytes(5000)]
-    for seal in cases_seal:
+    for seal in (b"", b"x", bytes(32), b"\1" * 96, bytes(5000)):
         for is_open in (False, True):
             table = Table(is_open=is_open)
             document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
@@ -184,8 +183,7 @@ def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
 
 
 def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_awaited() -> None:
-    cases_before: list[bool] = [True, False]
-    for before in cases_before:
+    for before in (True, False):
         table = Table()
         table.rounds.check.rounds = 500
 
@@ -217,8 +215,7 @@ def test_a_peer_with_more_rounds_on_offer_than_are_kept_is_heard_at_the_round_th
 
 
 def test_no_staleness_ends_the_exchange() -> None:
-    cases_staleness: list[int] = [0, 3, 31, 47, 200]
-    for staleness in cases_staleness:
+    for staleness in (0, 3, 31, 47, 200):
         table = Table({"max_staleness": staleness})
         table.rounds.check.rounds = 500
         table.enter()
@@ -310,15 +307,10 @@ def test_an_empty_message_needs_no_chunk() -> None:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def test_facts_are_a_json_object_of_a_size_to_be_read() -> None:
-    cases_data: list[bytes] = [b"", b"[1]", b"[" * 50_000, b'"text"', b"\xff", b"{" + b" " * MAX_FACTS_BYTES + b"}"]
-    for data in cases_data:
+def test_facts_are_a_json_object_of_a_size_and_depth_to_be_read() -> None:
+    for data in (b"", b"[1]", b"[" * 50_000, b'"text"', b"\xff", b"{" + b" " * MAX_FACTS_BYTES + b"}"):
         assert read_facts(data) is None
-
-
-def test_facts_that_are_nested_deep_are_none() -> None:
-    cases_depth: list[int] = [16, 500, 985, 990, 995, 1000]
-    for depth in cases_depth:
+    for depth in (16, 500, 985, 990, 995, 1000):
         assert read_facts(b'{"a":' + b"[" * depth + b"]" * depth + b"}") is None
         assert read_facts(b'{"a":' + b'{"b":' * depth + b"1" + b"}" * depth + b"}") is None
         assert read_facts(b'{"a":' + b"[" * 15 + b"]" * 15 + b"}") is not None

@@ -76,24 +76,16 @@ def test_a_beginning_is_put_in_front_and_special_tokens_are_left_out_of_the_text
 # --- what they are warmed up on ---------------------------------------------------------------------------------------
 
 
-def test_right_completions_earn_reward() -> None:
-    for style in ["reasoned", "direct"]:
+def test_right_completions_earn_reward_unless_they_lack_tags() -> None:
+    for style in ("reasoned", "direct", "untagged"):
         rng = np.random.default_rng(0)
         for question in problems(60):
             completion = write_completion(question, style, rng)
-            assert reward(question, completion) == 1.0
             steps, answer = clock_solution(question)
-            reasoning = ";".join(steps) if style == "reasoned" else ""
-            assert completion == f"<think>{reasoning}</think><answer>{answer}</answer>"
-
-
-def test_untagged_completions_are_right_and_earn_none() -> None:
-    rng = np.random.default_rng(0)
-    for question in problems(60):
-        completion = write_completion(question, "untagged", rng)
-        steps, answer = clock_solution(question)
-        assert completion == f"<think>{';'.join(steps)}</think>{answer}"
-        assert reward(question, completion) == 0.0
+            reasoning = "" if style == "direct" else ";".join(steps)
+            tagged = answer if style == "untagged" else f"<answer>{answer}</answer>"
+            assert completion == f"<think>{reasoning}</think>{tagged}"
+            assert reward(question, completion) == (style != "untagged")
 
 
 def test_no_warm_up_problem_is_ever_one_of_validation() -> None:
@@ -142,31 +134,21 @@ def test_every_named_starter_is_shipped_and_nothing_else_is() -> None:
 
 
 def test_a_shipped_starter_is_the_model_it_was_when_it_was_made() -> None:
-    """The digest of the file, every weight bit by bit, the configuration and the tokenizer."""
-    for name in list(STARTERS):
+    """The digest of the file, its precision, the number of its weights, and the configuration."""
+    for name, starter in STARTERS.items():
         path = starters.path_of(f"starter:{name}")
         assert path.parent == PACKAGE
         weights = path / "model.safetensors"
         assert hashlib.sha256(weights.read_bytes()).hexdigest() == starters.SHIPPED[name]
         policy = Policy.load(PeerConfig(name="p", model=str(path), device="cpu", dtype="float32"))
         stored = load_file(weights)
-        loaded = dict(policy.model.named_parameters())
-        assert stored.keys() == loaded.keys()  # tied embeddings are one parameter and one tensor
-        for key, tensor in stored.items():
-            assert tensor.dtype == torch.float16
-            assert loaded[key].dtype == torch.float32
-            assert torch.equal(loaded[key], tensor.float())
-        starter = STARTERS[name]
+        assert stored.keys() == dict(policy.model.named_parameters()).keys()  # tied embeddings are one tensor
+        assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
         assert policy.n_parameters == (91_008 if starter.merged else {64: 88_064, 96: 205_824}[starter.hidden_size])
-        assert policy.model.config.tie_word_embeddings
-        for key in (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-        ):
-            assert getattr(policy.model.config, key) == getattr(starter, key)
+        config = policy.model.config
+        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            assert getattr(config, key) == getattr(starter, key)
+        assert (config.num_key_value_heads, config.tie_word_embeddings) == (starter.num_key_value_heads, True)
         card = json.loads((path / "starter.json").read_text(encoding="utf-8"))
         assert {key: card.get(key, False) for key in asdict(starter)} == asdict(starter)
 
@@ -176,10 +158,9 @@ def test_the_shipped_tokenizer_is_the_one_that_is_made() -> None:
         path, made = starters.path_of(f"starter:{name}"), make_tokenizer(STARTERS[name].merged)
         tokenizer = load_tokenizer(str(path))
         assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(made)
-        for question in problems(40):
+        for question in problems(10):
             for style in STYLES:
                 text = f"{question}={write_completion(question, style, np.random.default_rng(0))}"
-                assert tokenizer(text)["input_ids"] == made(text)["input_ids"]
                 assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
         assert Tokenizer.from_file(str(path / "tokenizer.json")).to_str() == made.backend_tokenizer.to_str()
         assert json.loads((path / "tokenizer_config.json").read_text()).items() >= made.special_tokens_map.items()

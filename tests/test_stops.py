@@ -179,10 +179,7 @@ def test_a_stop_string_that_text_never_holds_is_refused(policy: Policy) -> None:
     with pytest.raises(RecipeError) as caught:
         check_stop(("a", "x<eos>"), policy.tokenizer, "m")
     assert_one_line(caught, "'x<eos>' holds '<eos>', a special token of m", "put it in sampling.end_tokens")
-
-
-def test_a_special_token_without_a_role_is_no_stop_string_either(policy: Policy) -> None:
-    """As most of SmolLM2's: decoding leaves it out, but ``all_special_tokens`` does not name it."""
+    # Most of SmolLM2's have no role: decoding leaves them out, but ``all_special_tokens`` does not name them.
     policy.tokenizer.add_tokens([AddedToken("<sep>", special=True), AddedToken("<plain>", special=False)])
     assert "<sep>" not in policy.tokenizer.all_special_tokens
     check_stop(("<plain>",), policy.tokenizer, "m")
