@@ -131,6 +131,7 @@ def family_of(out: Path, part: str, tiny: bool) -> dict[str, Any]:
     document |= {
         "name": f"family-{part}",
         "output_dir": str(out / "runs"),
+        "processes": "inline" if tiny else "auto",  # as on one card, where peers take turns
         "threads": 1,
         "task": {"name": "word_problems", "validation_size": 4},
         "ood": [],
@@ -200,6 +201,7 @@ def learning(out: Path, results: Results, tiny: bool) -> None:
 
         model = stand_in(out / "models" / "llama", "Llama-3.2-1B", small=True)
         settings += [f"peers.*.model={model}", "task.validation_size=4", "peers.lora.lora_r=2", "threads=1"]
+        settings += ["processes=inline", "training.prompts_per_round=4", "sampling.num_generations=4"]
     elif not (ROOT / "models" / "smollm2-135m" / "config.json").exists():
         raise SystemExit("models/smollm2-135m is not here: ftis models smollm2-135m fetches it")
     recipe_path = ROOT / "recipes" / "smollm2_words.toml"
