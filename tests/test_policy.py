@@ -284,7 +284,7 @@ def test_the_gradient_is_that_of_the_loss_whatever_the_micro_batches(train: str,
         total = total + WEIGHTS[i] * (chosen * torch.linspace(0.5, 1.5, 12)[: len(completion)]).sum()
     (total / len(PROMPTS)).backward()
     for budget in (1, 17, 30, 60, 10_000):
-        keys = {"tokens_per_microbatch": budget, "max_grad_norm": 1e9, "learning_rate": 1e-12}
+        keys: dict[str, Any] = {"tokens_per_microbatch": budget, "max_grad_norm": 1e9, "learning_rate": 1e-12}
         policy = with_adapters(tiny_policy(**TRAINS[train], **keys))
         norm = policy.step(PROMPTS, COMPLETIONS, 0.8, weighted)
         assert relative_difference(gradients(reference), gradients(policy)) < 1e-5
@@ -919,7 +919,7 @@ def test_no_more_logits_are_made_at_once_than_allowed(kind: str, tiny_policy: Ti
 
 
 def test_adamw_is_as_the_peer_says_and_in_one_kernel_takes_the_steps_of_the_plain_one(tiny_policy: TinyPolicy) -> None:
-    keys = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.1}
+    keys: dict[str, Any] = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.1}
     ours, plain = (tiny_policy(learning_rate=1e-2, **keys) for _ in range(2))
     (group,) = plain.optimizer.param_groups
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-2, (0.8, 0.95), 1e-6, 0.1)

@@ -506,7 +506,7 @@ def test_a_cache_whose_rows_are_taken_over_stays_within_its_bytes(
 
 def of_three_layers() -> tuple[Qwen2Config, int, int]:
     """A configuration, and the bytes of its rows of 10 + 20 and of 10 + 2 · 20 tokens."""
-    sizes = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 3}
+    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 3}
     config = Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
     return config, slots.row_bytes(config, 10 + 20, 4), slots.row_bytes(config, 10 + 2 * 20, 4)
 

@@ -248,7 +248,8 @@ def test_who_has_more_rejections_than_are_borne_is_set_aside_for_two_rounds(
     """A faultless message wipes the slate. Who is set aside is not even decoded, and nothing counts meanwhile."""
     peer, counts, until = Listener(borne), Counter[str](), dict[str, int]()
     for at, (sender, deed) in enumerate(deeds):
-        round, item, of = at // 2, at % 2, {"peer": sender, "round": at // 2}
+        round, item = at // 2, at % 2
+        of: dict[str, Any] = {"peer": sender, "round": round}
         fine, bad = group(item, **of), [group(n, rollout([END]), **of) for n in (1 - item, 2)]
         groups = {"good": [fine], "mixed": [fine, bad[1]], "two bad": bad}.get(deed, [])
         aside = {name for name, first in until.items() if round < first}
