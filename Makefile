@@ -24,9 +24,9 @@ demo: install
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
-# The long ones: real commands end to end, kills, storms, every recipe.
+# The long ones: real commands end to end, kills, storms, every recipe. Some wait for each other more than they compute.
 test-slow: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -m slow
 
 # vLLM itself, on a CPU, in an environment of its own: its transformers is older than ours, and three packages that pip
 # brings along are built for CUDA and keep it from being imported.
