@@ -210,7 +210,7 @@ def gate(output_dir: Path, tasks: list[str] = [], screen: bool = False, write: s
         print(f"{name}: {'passes' if len(gains) == 2 and fmean(gains) >= ENOUGH else 'does not pass'}", flush=True)
     if write:
         table = Summary(
-            command="python -m research.gate runs/gate",
+            command=" ".join(["python -m research.gate runs/gate", *(f"--tasks {name}" for name in tasks)]),
             commit=write,
             machine="2 cores of an AMD EPYC (AVX-512), torch 2.13",
             seeds=(0, 1),
