@@ -25,7 +25,6 @@ from ftis.view.charts import (
     Series,
     Words,
     arm_styles,
-    both_sides_logarithmic,
     chart,
     empty,
     in_short,
@@ -124,8 +123,6 @@ def test_a_chart_puts_data_into_its_frame() -> None:
     heights = [plot.place(0, tick.at)[1] for tick in ticks]
     assert [round(b - a) for a, b in pairwise(heights)] == [round((heights[-1] - heights[0]) / 3)] * 3
     assert len(powers_of_ten(1e-9, 1e9)) <= 6
-    both = both_sides_logarithmic(2.0)
-    assert (both(-50.0), both(0.0)) == (-both(50.0), 0)
     assert [in_short(value) for value in (0, 0.5, 900, 20_000, 1_500_000)] == ["0", "0.5", "900", "20k", "1.5M"]
 
 

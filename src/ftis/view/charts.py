@@ -200,11 +200,6 @@ def logarithmic(value: float) -> float:
     return math.log10(value)
 
 
-def both_sides_logarithmic(inner: float) -> Scale:
-    """A scale that is linear within ±``inner`` and logarithmic beyond."""
-    return lambda value: math.asinh(value / inner)
-
-
 class Plot:
     """A frame, and marks in units of the data.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from ftis.view.exchanges import cap_of
 
 MOST_LEARNERS = 8
 """The most peers of an arm whose completions a page shows; with 64 peers it would show thousands."""
-
-LOOK_BACK = 12
-"""The number of last rounds in which the report looks for samples."""
 
 MAX_TOKENS = 400
 """The most tokens of a sample completion that a page shows."""
@@ -51,6 +47,8 @@ LARGEST_LOG_RATIO = 50.0
 
 Row = Mapping[str, Any]
 """A recorded rollout."""
+Read = Callable[[PeerRun, int], Sequence[Row]]
+"""Reads the rollouts of a round."""
 
 
 @dataclass(frozen=True)
@@ -113,25 +111,14 @@ class Completions:
 
 
 def completions(study: Study) -> Completions | None:
-    """Samples of every arm, from the last rounds of the first seed that is shown; None if none were recorded."""
+    """Samples of every arm, from the last round of the first seed that is shown; None if none were recorded."""
     seed = study.seeds_shown[0]
-    shown, caps = [], set[float | None]()
-    for started in study.arms:
-        arm = study.arm_of(seed, started)
-        cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective)
-        caps.add(cap)
-        read = [(peer, map(peer.rollouts, peer.recorded[::-1][:LOOK_BACK])) for peer in arm.peers.values()]
-        shown.append(_of_arm(started.name, read, cap))
-    return _section(seed, caps.pop() if len(caps) == 1 else None, shown)
+    return _section(seed, [study.arm_of(seed, arm) for arm in study.arms], PeerRun.rollouts)
 
 
 def latest(arm: ArmOfRun) -> Completions | None:
     """Samples of one arm from each learner's last recorded round; None if no round was recorded."""
-    cap, read = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective), []
-    for peer in arm.peers.values():
-        round = peer.last_recorded
-        read.append((peer, [] if round is None else [_readable(peer, round)]))
-    return _section(None, cap, [_of_arm("", read, cap)])
+    return _section(None, [arm], _readable)
 
 
 def _readable(peer: PeerRun, round: int) -> Sequence[Row]:
@@ -142,8 +129,11 @@ def _readable(peer: PeerRun, round: int) -> Sequence[Row]:
         return []
 
 
-def _section(seed: int | None, cap: float | None, arms: Sequence[ArmCompletions]) -> Completions | None:
-    arms = [arm for arm in arms if arm.learners]
+def _section(seed: int | None, arms: Sequence[ArmOfRun], read: Read) -> Completions | None:
+    caps = [cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective) for arm in arms]
+    shown = [_of_arm(arm, cap, read) for arm, cap in zip(arms, caps, strict=True)]
+    shown = [arm for arm in shown if arm.learners]
+    cap = caps[0] if len(set(caps)) == 1 else None
     above = "C" if cap is None else f"{cap:g}"
     legend = [
         ("w1", "at most 0.1"),
@@ -153,63 +143,44 @@ def _section(seed: int | None, cap: float | None, arms: Sequence[ArmCompletions]
         ("w5", f"{NEUTRAL[1]:g} – {above}"),
         ("w6", f"above {above}: cut"),
     ]
-    return Completions(seed, legend, arms) if arms else None
+    return Completions(seed, legend, shown) if shown else None
 
 
-def _of_arm(name: str, read: Sequence[tuple[PeerRun, Iterable[Sequence[Row]]]], cap: float | None) -> ArmCompletions:
-    """The completions of each peer. Of its last rounds only as many are read as the samples need."""
-    shown = read[:MOST_LEARNERS]
-    learners = [_learner(peer, rounds, cap or NEVER_CUT) for peer, rounds in shown]
-    return ArmCompletions(name, [learner for learner in learners if learner is not None], len(read) - len(shown))
+def _of_arm(arm: ArmOfRun, cap: float | None, read: Read) -> ArmCompletions:
+    peers = list(arm.peers.values())
+    learners = [_learner(peer, cap or NEVER_CUT, read) for peer in peers[:MOST_LEARNERS]]
+    left_out = len(peers[MOST_LEARNERS:])
+    return ArmCompletions(arm.arm.name, [learner for learner in learners if learner is not None], left_out)
 
 
-def _learner(peer: PeerRun, rounds: Iterable[Sequence[Row]], cap: float) -> Learner | None:
-    """A peer's own and others' completions; None without a round.
-
-    If there are others' completions, its own come from the last round alone: no further rounds are read for them.
-    """
-    for_last, for_own, for_others = tee(rounds, 3)
-    last = next(for_last, [])
-    if not last:
+def _learner(peer: PeerRun, cap: float, read: Read) -> Learner | None:
+    """A peer's own and others' completions of its last recorded round; None without one."""
+    round = peer.last_recorded
+    rows = [] if round is None else read(peer, round)
+    if not rows:
         return None
     tokenizer = None if peer.tokenizer is None else _tokenizer(peer.tokenizer)
 
-    def views(rounds: Iterable[Sequence[Row]], own: bool) -> list[SampleView]:
-        chosen = choose(([row for row in rows if (row["source"] == peer.name) is own] for rows in rounds), cap)
+    def views(own: bool) -> list[SampleView]:
+        chosen = choose([row for row in rows if (row["source"] == peer.name) is own], cap)
         return [sample_view(KINDS[kind], row, cap, tokenizer) for kind, row in chosen.items()]
 
-    others = views(for_others, own=False)
-    own = views(islice(for_own, 1) if others else for_own, own=True)
-    return Learner(peer.name, last[0]["round"] + 1, own, others, tokenizer is not None)
+    return Learner(peer.name, rows[0]["round"] + 1, views(own=True), views(own=False), tokenizer is not None)
 
 
-def choose(rounds: Iterable[Sequence[Row]], cap: float) -> dict[str, Row]:
-    """Choose completions to show, by :data:`KINDS`; none is shown twice.
+def choose(rows: Sequence[Row], cap: float) -> dict[str, Row]:
+    """Choose completions of a round to show, by :data:`KINDS`; none is shown twice.
 
     Best and worst have the highest and the lowest advantage. Dropped has the highest KL of the dropped ones. Truncated
-    has the most tokens whose ratio exceeds ``cap``. Each comes from the newest round that has one. If no round has
-    signal, completions without signal are shown.
-
-    Args:
-        rounds: the newest round's rows first.
+    has the most tokens whose ratio exceeds ``cap``. Completions without signal are shown only if no other has any.
     """
+    left = [row for row in rows if row["old_logp"] is not None] or list(rows)
     chosen: dict[str, Row] = {}
-    newest: Sequence[Row] = ()
-    for rows in rounds:
-        newest = newest or rows
-        _fill(chosen, [row for row in rows if row["old_logp"] is not None], cap)
-        if len(chosen) == len(KINDS):
-            break
-    if not chosen:
-        _fill(chosen, newest, cap)
-    return {kind: chosen[kind] for kind in KINDS if kind in chosen}
-
-
-def _fill(chosen: dict[str, Row], rows: Sequence[Row], cap: float) -> None:
     for kind in KINDS:
-        left = [row for row in rows if not any(row is other for other in chosen.values())]
-        if kind not in chosen and left and (row := _pick(kind, left, cap)) is not None:
+        if left and (row := _pick(kind, left, cap)) is not None:
             chosen[kind] = row
+            left = [other for other in left if other is not row]
+    return chosen
 
 
 def _pick(kind: str, rows: Sequence[Row], cap: float) -> Row | None:

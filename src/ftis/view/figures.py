@@ -18,13 +18,9 @@ from ftis.view.charts import (
     ROUND,
     Chart,
     Plot,
-    Scale,
     Style,
-    Tick,
     arm_styles,
-    both_sides_logarithmic,
     empty,
-    linear,
     logarithmic,
     powers_of_ten,
     short,
@@ -156,6 +152,9 @@ SMALLEST_RATIO = 1e-4
 
 NOTHING = "no rollout of it was weighed"
 
+OUTLIER = 30
+"""The largest KL on the axis, in medians. A larger one is drawn on the edge."""
+
 EFFECTIVE = "sampling/effective_sample_size"
 RATIO = "sampling/importance_sampling_ratio/"
 
@@ -209,17 +208,10 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
         return empty(_title(heard), alt, NOTHING, subtitle)
     heights = [value for _, at_round in drawn.values() for values in at_round.values() for value in values]
     middle = max(sorted(map(abs, heights))[len(heights) // 2], 1e-9)
-    low, high = min(heights), max([*heights, *([threshold[1]] if threshold else [])])
-    scale: Scale = linear
-    ticks: list[Tick] | None = None
-    if max(-low, high) > 30 * middle:
-        inner = max(middle, 1e-3)
-        scale = both_sides_logarithmic(inner)
-        above = [tick for tick in powers_of_ten(inner, max(high, 10 * inner)) if tick.at <= high]
-        below = [Tick(-tick.at, f"−{tick.text}") for tick in powers_of_ten(inner, max(-low, 10 * inner))]
-        ticks = [Tick(0.0, "0"), *above, *(tick for tick in below if tick.at >= low)]
+    low, high = max(min(heights), -OUTLIER * middle), min(max(heights), OUTLIER * middle)
+    high = max(high, threshold[1]) if threshold else high
     room = 0.08 * (high - low)
-    plot = Plot((rounds[0], rounds[-1]), (low - room, high + room), ROUND, y_scale=scale, y_ticks=ticks)
+    plot = Plot((rounds[0], rounds[-1]), (low - room, high + room), ROUND)
     ends = _lines_over_seeds(plot, drawn, "{label} {last:.2f}")
     if threshold:
         plot.level(threshold[1], f"g = {threshold[1]:g} ({threshold[0]})")
