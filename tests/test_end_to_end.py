@@ -425,7 +425,6 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
         (["task.name=jsonl", "task.path=sums.jsonl"], ["task.path = 'sums.jsonl'"]),
         ([f"task={of_file % 10}", f"ood=[{of_file % 20}]"], ["trained on"]),
         (["reward.function=tiny_rewards.nothing"], ["'nothing'"]),
-        (["reward.function=ftis.rewards.format_and_answer", "reward.pass_mark=0.5"], ["reward.pass_mark = 0.5"]),
         (["reward.function=ftis.rewards.format_and_answer", "reward.partial_credit=true"], ["reward.partial_credit"]),
         (["sampling.max_completion_length=80"], ["sampling.max_completion_length"]),
         (['sampling.stop=["1", "<eos>"]'], ["sampling.stop", "'<eos>'"]),

@@ -252,7 +252,6 @@ def test_the_reward_is_binary_unless_the_score_is_asked_for() -> None:
     """A formula of some of the numbers scores 0.05 there."""
     right, near, far = "(85-1)*49/14 - 73 - 42", "49*85", "no idea"
     assert [reward(text) for text in (right, near, far)] == [1.0, 0.0, 0.0]
-    assert [reward(text, pass_mark=0.05) for text in (right, near, far)] == [1.0, 1.0, 0.0]
     assert [reward(text, partial_credit=True) for text in (right, near, far)] == [1.0, 0.05, 0.0]
     assert reward(near, partial_credit=True, format_weight=0.2) == pytest.approx(0.2 + 0.8 * 0.05)
     assert reward(right, answer="exact") == 0.0

@@ -56,12 +56,12 @@ def test_what_the_reward_does_not_tell_is_graded_again() -> None:
     assert found(recipe(format_weight=1.0), [BOTH, FORMAT]) == {"format_right": 1.0, "answer_right": 0.5}
 
 
-@pytest.mark.parametrize(("mark", "right"), [(0.6, 1.0), (0.7, 0.0)])
-def test_an_answer_in_a_wrong_format_is_right_from_the_pass_mark_on(
-    mark: float, right: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("score", "right"), [(1.0, 1.0), (0.9, 0.0)])
+def test_an_answer_in_a_wrong_format_is_right_with_a_full_score(
+    score: float, right: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftis.rewards.parts.graded", lambda *_: (False, 0.6))
-    assert found(recipe(pass_mark=mark), [ANSWER]) == {"format_right": 0.0, "answer_right": right}
+    monkeypatch.setattr("ftis.rewards.parts.graded", lambda *_: (False, score))
+    assert found(recipe(), [ANSWER]) == {"format_right": 0.0, "answer_right": right}
 
 
 def test_a_reward_of_ones_own_has_no_parts() -> None:
@@ -83,10 +83,10 @@ def test_a_prefill_is_a_part_of_the_format() -> None:
     }
 
 
-@pytest.mark.parametrize(("reward", "right"), [(0.2 + 0.8 * 0.6, 1.0), (0.2 + 0.8 * 0.4, 0.0), (0.8 * 0.6, 1.0)])
-def test_with_partial_credit_an_answer_is_right_from_the_pass_mark_on(reward: float, right: float) -> None:
-    of = recipe(format_weight=0.2, partial_credit=True, pass_mark=0.6)
-    completion = FORMAT if reward > 0.5 or not right else NEITHER
+@pytest.mark.parametrize(("reward", "right"), [(0.2 + 0.8, 1.0), (0.2 + 0.8 * 0.9, 0.0), (0.8, 1.0)])
+def test_with_partial_credit_an_answer_is_right_with_a_full_score(reward: float, right: float) -> None:
+    of = recipe(format_weight=0.2, partial_credit=True)
+    completion = FORMAT if reward != 0.8 else NEITHER
     rollouts = {"source": ["a"], "item": [1], "completion": [completion], "reward": [reward]}
     assert parts_of_reward(of, TASK, "a", rollouts)["answer_right"] == right
 

@@ -118,10 +118,8 @@ class RewardConfig(_Section):
     """The answer's place in a completion: between the prompt's tags, in the last ``\\boxed{}``, or the last number."""
     format_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """w, for a reward of w · format + (1 − w) · answer. Without it the reward is the paper's: 1 if both are right."""
-    pass_mark: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The least score of a right answer, for a data set that scores answers itself, from 0 to 1."""
     partial_credit: bool = False
-    """For such a data set: take its score instead of 1 for right and 0 for wrong."""
+    """For a data set that scores answers itself: take its score from 0 to 1, instead of 1 for a full one and else 0."""
 
 
 class SamplingConfig(_Section):

@@ -333,8 +333,7 @@ def _unfinished(peer: Peer, tried: Trial) -> int:
 
 def _right(peer: Peer, scored: Sequence[ScoredGroup]) -> tuple[int | None, int | None]:
     """Completions with the right format and, whatever their format, with the right answer, by the built-in reward."""
-    reward = peer.recipe.reward
     if not is_graded(peer.recipe):
         return None, None
     found = [graded_in(peer.recipe, peer.member.task, g.group.item, text) for g in scored for text in g.completions]
-    return sum(well_formed for well_formed, _ in found), sum(score >= reward.pass_mark for _, score in found)
+    return sum(well_formed for well_formed, _ in found), sum(score >= 1 for _, score in found)

@@ -284,6 +284,7 @@ _SAMPLED = "groups without signal stay; more sampling.num_generations leave fewe
 GONE = {
     "data_parallel_size": _TRL,
     "fsdp": _TRL,
+    "pass_mark": "reward.partial_credit takes a data set's own scores, and a reward function any part of them",
     "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
     "resample": _SAMPLED,
     "resample_budget": _SAMPLED,

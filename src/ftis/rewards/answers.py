@@ -35,7 +35,6 @@ def format_and_answer(
     answer_tag: str = "answer",
     extract: Extract = "tags",
     format_weight: float | None = None,
-    pass_mark: float = 1.0,
     partial_credit: bool = False,
     reasoning_gym: Sequence[OwnScore | None] | None = None,
     **columns: Any,
@@ -50,7 +49,6 @@ def format_and_answer(
         answer: [N] the expected answers.
         answer_kind: how answers are compared, see :func:`answers_equal`.
         think_tag, answer_tag, extract: the format, see :func:`extract_answer`.
-        pass_mark: the least score of a right answer.
         reasoning_gym: [N] the problem's own scorer, for ``answer_kind = "reasoning_gym"``.
         prompts: [N] the problems, whose things answers may count.
         completion_ids, columns: ignored; the signature of reward functions has them.
@@ -59,7 +57,7 @@ def format_and_answer(
     own_scores = reasoning_gym or [None] * len(completions)
     for prompt, completion, expected, own in zip(prompts, completions, answer, own_scores, strict=True):
         well_formed, score = graded(completion, expected, answer_kind, think_tag, answer_tag, extract, own, str(prompt))
-        right = score if partial_credit else float(score >= pass_mark)
+        right = score if partial_credit else float(score >= 1)
         if format_weight is None:
             rewards.append(well_formed * right)
         else:
@@ -125,7 +123,7 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
         well_formed, found = graded(
             written, problem.answer, settings["answer_kind"], *layout, problem.columns.get("reasoning_gym")
         )
-        if not well_formed or not found or (found < settings["pass_mark"] and not settings["partial_credit"]):
+        if not well_formed or not found or (found < 1 and not settings["partial_credit"]):
             raise _refusal(problem, where, f"earns nothing with reward.extract = {extract!r}: {_REMEDIES[extract]}")
 
 

@@ -57,5 +57,5 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
         return graded_in(recipe, task, rollouts["item"][row], rollouts["completion"][row])[1]
 
     scores = np.asarray([score(row, well_formed) for row, well_formed in zip(rows, formats, strict=True)])
-    answers = scores >= reward.pass_mark - ROUNDING
+    answers = scores >= 1 - ROUNDING
     return {"format_right": float(np.mean(formats)), "answer_right": float(np.mean(answers))}

@@ -62,8 +62,8 @@ class RewardFunction(Protocol):
             completion_ids: [N] token ids of each.
             answer: [N] times the expected answer.
             columns: [N] times the value of each further column of the data set. A parameter named ``answer_kind``,
-                ``think_tag``, ``answer_tag``, ``extract``, ``format_weight``, ``pass_mark`` or ``partial_credit``
-                gets the recipe's one value.
+                ``think_tag``, ``answer_tag``, ``extract``, ``format_weight`` or ``partial_credit`` gets the recipe's
+                one value.
         """
         ...
 
@@ -278,7 +278,6 @@ def _load(path: str, reward: RewardConfig, prompt: PromptConfig, answer_kind: An
         "answer_tag": prompt.answer_tag,
         "extract": reward.extract,
         "format_weight": reward.format_weight,
-        "pass_mark": reward.pass_mark,
         "partial_credit": reward.partial_credit,
     }
     named = {name: value for name, value in settings.items() if name in parameters}

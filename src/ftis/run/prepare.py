@@ -136,13 +136,8 @@ def _of_trainable(peer: PeerConfig) -> tuple[str, str]:
 
 
 def _check_scores(reward: RewardConfig, task: Task) -> None:
-    """Refuse settings of scores for a task whose answers are right or wrong."""
-    kind = kind_of_answers(reward, task.answer_kind)
-    for key, default in (("pass_mark", 1.0), ("partial_credit", False)):
-        value = getattr(reward, key)
-        if kind != "reasoning_gym" and value != default and is_built_in(reward):
-            raise RewardError(
-                f"reward.{key} = {value}: answers of {task.name!r} are right or wrong and have no score; leave it out"
-            )
-    if reward.partial_credit and reward.pass_mark != 1.0:
-        raise RewardError("reward.pass_mark means nothing with reward.partial_credit = true: leave one of them out")
+    """Refuse a part of a score from a task whose answers are right or wrong."""
+    if reward.partial_credit and is_built_in(reward) and kind_of_answers(reward, task.answer_kind) != "reasoning_gym":
+        raise RewardError(
+            f"reward.partial_credit = true: answers of {task.name!r} are right or wrong and have no score; leave it out"
+        )
