@@ -50,8 +50,8 @@ WINGS = {
     "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity manifest limit penalties falls regret session chunks offers others outbox pace shares "
-    "rounds link",
+    "swarm": "facts identity manifest limit penalties falls plants regret session chunks offers others outbox pace "
+    "shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting exchange "
     "prepare provenance processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",

@@ -222,7 +222,7 @@ class Trainer:
 
     def report_guard(self, say: Say) -> None:
         """Report the guard's decisions in this round."""
-        for text in self.guard.remarks if self.guard else ():
+        for text in self.guard.sentences(self.peer.member.detokenize) if self.guard else ():
             say(NetworkEvent("regret", text, self.peer.member.cursor.step))
 
     def is_saved(self, step: int) -> bool:

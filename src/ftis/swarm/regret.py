@@ -16,14 +16,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ftis.config import Recipe
 from ftis.rollouts import Decode
 from ftis.selection import Judged, Selection
 from ftis.swarm.falls import LONGEST, FallTest, shortest_window
+from ftis.swarm.plants import PlantTest
 
 ALPHA = 0.01
-"""The most probability of a false alarm in a run."""
+"""The most probability of a false alarm in a run, and of a text that is found by mistake."""
 ALONE, PROBATION = 2, 3
 """Rounds alone and of a first probation, in shortest windows of the test."""
 
@@ -73,6 +76,8 @@ class NoRegret(Selection):
 
     def __post_init__(self) -> None:
         self.test = FallTest(self.recipe.training.no_regret or 0.0)
+        first = shortest_window(self.recipe.prompts_per_peer)
+        self.plants = PlantTest(self.recipe.training.rounds, first, ALPHA)
         self.back_to: int | None = None
         self.remarks: list[str] = []
 
@@ -105,6 +110,10 @@ class NoRegret(Selection):
         own, step = batch.own_N, int(batch.round_N[batch.own_N].max()) + 1
         groups = [batch.reward_N[own & (batch.item_N == item)].tolist() for item in np.unique(batch.item_N[own])]
         self.take(step, groups, sorted({batch.sources[source] for source in batch.source_N[~own]}))
+        self.plants.take(step, batch, judged.advantage_N.numpy())
+
+    def shares(self, judged: Judged) -> Tensor:
+        return torch.from_numpy(judged.batch.own_N | ~self.plants.holds_N)[judged.rows].float()
 
     def take(self, step: int, groups: Sequence[Sequence[float]], senders: Sequence[str]) -> None:
         """Take in a round.
@@ -203,22 +212,34 @@ class NoRegret(Selection):
                 "regret/threshold": self.threshold,
                 "regret/alarms": self.alarms,
                 "regret/best_step": self.best,
+                "regret/texts": len(self.plants.found),
             }
         if peer in self.harmful:
             return {"regret/harmful_since": self.harmful[peer]}
         return {"regret/set_aside": peer in self.skipped(0)}
 
+    def sentences(self, decode: Decode) -> list[str]:
+        """This round's decisions."""
+        found = [
+            f"own answers took up {decode(ids)!r} and are no better with it; others brought it ("
+            + ", ".join(f"{name} in {part:.0%}" for name, part in share.items())
+            + " of their rewarded ones), so nobody's completion with it is learned from"
+            for ids, share in self.plants.news
+        ]
+        return [*self.remarks, *found]
+
     def state(self) -> Mapping[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in UNKEPT}
-        return {**kept, "test": self.test.state()}
+        return {**kept, "test": self.test.state(), "plants": self.plants.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         saved = dict(state)
         self.test.restore(saved.pop("test"))
+        self.plants.restore(saved.pop("plants"))
         vars(self).update(saved)
 
 
-UNKEPT = ("recipe", "own", "name", "test", "back_to", "remarks")
+UNKEPT = ("recipe", "own", "name", "test", "plants", "back_to", "remarks")
 
 
 def no_regret(recipe: Recipe, own: str) -> NoRegret | None:

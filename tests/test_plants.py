@@ -1,0 +1,247 @@
+"""Texts that others brought and that own answers take up: evidence by hand, and a table of swarms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis.advantages import group_advantages
+from ftis.rollouts import Group, Rollout, ScoredGroup, collate
+from ftis.selection import Judged
+from ftis.swarm.plants import MOST, ODDS, SIZES, TAKEN_UP, USUAL, Grams, PlantTest, log_help
+from ftis.swarm.regret import NoRegret
+from recipes import recipe_of
+
+# --- evidence and n-grams ---------------------------------------------------------------------------------------------
+
+
+def test_the_evidence_of_one_success_among_three_failures() -> None:
+    """The holder is the rewarded one with probability 1/4 by chance, and ω/(3 + ω) if it helps."""
+    holder = np.array([True, False, False, False])
+    assert np.exp(log_help(holder, holder)) == pytest.approx(4 * ODDS / (3 + ODDS))
+
+
+@given(st.integers(1, 8), st.data())
+@settings(deadline=None)
+def test_evidence_of_help_is_at_most_1_in_expectation_unless_the_odds_are_higher(n: int, data: st.DataObject) -> None:
+    held, rewarded = data.draw(st.integers(0, n)), data.draw(st.integers(0, n))
+    harm = data.draw(st.floats(0, 3))
+    holds = np.arange(n) < held
+    total, expected = 0.0, np.zeros(len(ODDS))
+    for rows in combinations(range(n), rewarded):
+        good = np.isin(np.arange(n), rows)
+        weight = np.exp(-harm * (good & holds).sum())  # the odds of a reward are lower by the factor e^-harm
+        total, expected = total + weight, expected + weight * np.exp(log_help(holds, good))
+    if not harm:
+        assert total == comb(n, rewarded)
+        assert expected / total == pytest.approx(1)
+    assert (expected / total <= 1 + 1e-9).all()
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=5), st.data())
+@settings(deadline=None)
+def test_n_grams_are_those_that_slices_give(rows: list[list[int]], data: st.DataObject) -> None:
+    grams = Grams.of([np.array(row, np.int32) for row in rows])
+    expected = {
+        (tuple(row[at : at + size]), i)
+        for i, row in enumerate(rows)
+        for size in SIZES
+        for at in range(len(row) - size + 1)
+    }
+    found = [(grams.ids_of(number), row) for number, row in zip(grams.number_X, grams.row_X, strict=True)]
+    assert sorted(found) == sorted(expected)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
+    items = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows))))
+    groups = grams.groups(mask, items)
+    for number in np.unique(grams.number_X):
+        holders = {row for ids, row in expected if ids == grams.ids_of(number)}
+        assert set(np.flatnonzero(grams.holds(number, len(rows)))) == holders
+        assert groups[number] == len({items[row] for row in holders if mask[row]})
+
+
+# --- a learner among others -------------------------------------------------------------------------------------------
+
+PLANT = (90, 91)
+GROUPS, SIZE, FIRST = 6, 8, 6
+FOUND_BY = 4
+"""Rounds in which a text that all own groups hold is surely found."""
+
+Completions = Sequence[tuple[tuple[int, ...], float]]
+"""Tokens and reward of a group's completions."""
+
+
+def scored(peer: str, round: int, item: int, completions: Completions) -> ScoredGroup:
+    rollouts = tuple(Rollout(np.array(ids, np.int32), np.zeros(len(ids), np.float32)) for ids, _ in completions)
+    return ScoredGroup(Group(peer, round, item, rollouts), ("",) * len(rollouts), tuple(r for _, r in completions))
+
+
+def judged_of(groups: Sequence[ScoredGroup]) -> Judged:
+    batch = collate(groups, {one.group.item: np.zeros(1, np.int32) for one in groups}, "me")
+    advantage_N = group_advantages(torch.from_numpy(batch.reward_N), torch.from_numpy(batch.group_N)).float()
+    rows = np.flatnonzero(advantage_N.numpy())
+    return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32))
+
+
+def plain(of_good: Callable[[int], bool], plant: Callable[[int], bool] = lambda i: False) -> Completions:
+    """Completions of which some are rewarded, and some hold the plant."""
+    return [((1, *(PLANT if plant(i) else ()), 2 + i % 2), float(of_good(i))) for i in range(SIZE)]
+
+
+def nothing() -> Completions:
+    return plain(lambda i: i != 1)
+
+
+def planted() -> Completions:
+    """Right completions, of which two hold the plant."""
+    return plain(lambda i: i != 1, lambda i: i in (2, 4))
+
+
+def taken_up(good: Callable[[int], bool]) -> Completions:
+    """Own completions, of which two hold the plant."""
+    return plain(good, lambda i: i in (2, 4))
+
+
+SPOILED = taken_up(lambda i: i not in (2, 4))
+NEUTRAL = taken_up(lambda i: i not in (0, 1, 2, 3))  # one of the two, and half of all
+BETTER = taken_up(lambda i: i in (0, 2, 4))
+
+
+def a_round(round: int, own: Completions, others: Mapping[str, Completions], groups: int = GROUPS) -> Judged:
+    """A round of ``groups`` groups of each, on problems of their own."""
+    items = iter(range(1000 * round, 1000 * round + 1000))
+    everybody = {"me": own, **others}
+    return judged_of([scored(peer, round, next(items), of) for peer, of in everybody.items() for _ in range(groups)])
+
+
+def guard() -> NoRegret:
+    return NoRegret(recipe_of("me", "ann", "bob", "cyd", rounds=60, no_regret=0.1, prompts_per_round=24), "me")
+
+
+def dropped(of: NoRegret, judged: Judged) -> Mapping[str, float]:
+    """By peer, the share of judged completions that nothing is learned from."""
+    of.examine(judged)
+    share, names = of.shares(judged).numpy(), np.array(judged.source_names())
+    return {name: float((share[names == name] == 0).mean()) for name in {*names}}
+
+
+def play(of: NoRegret, rounds: int, own: Completions, others: Mapping[str, Completions], first: int = 0) -> int:
+    """Rounds until a text is found; 0: none is."""
+    for round in range(first, first + rounds):
+        of.examine(a_round(round, own, others))
+        if of.plants.news:
+            return round - first + 1
+    return 0
+
+
+@pytest.mark.parametrize("own", [SPOILED, NEUTRAL])
+def test_a_plant_that_does_not_help_is_found_with_its_senders_and_only_it_is_dropped(own: Completions) -> None:
+    me = guard()
+    three = {"ann": nothing(), "bob": planted(), "cyd": planted()}
+    assert play(me, FIRST + 2, nothing(), three) == 0
+    assert play(me, FOUND_BY, own, three, first=FIRST + 2) > 0
+    assert {ids for ids, _ in me.plants.news} & {PLANT, PLANT[:1], PLANT[1:]}
+    assert len(me.sentences(str)) == len(me.plants.news)
+    for _, share in me.plants.news:
+        assert share == {"bob": pytest.approx(2 / 7), "cyd": pytest.approx(2 / 7)}
+    assert dropped(me, a_round(50, own, three)) == {"me": 0, "ann": 0, "bob": 2 / SIZE, "cyd": 2 / SIZE}
+    assert not me.skipped(51)
+
+
+def test_the_evidence_of_a_round() -> None:
+    """The text is tested from its second round in own groups on; then three of six groups hold it."""
+    me = guard()
+    play(me, FIRST + 1, nothing(), {"bob": planted()})
+    play(me, 1, SPOILED, {"bob": planted()}, first=FIRST + 1)
+    items = range(10**6, 10**6 + GROUPS)
+    me.examine(judged_of([scored("me", 8, i, SPOILED if i % 2 else nothing()) for i in items]))
+    start, later = 1 / 2, 1 / (2 * me.recipe.training.rounds)
+    expected = start * (TAKEN_UP / USUAL) ** 3 * ((1 - TAKEN_UP) / (1 - USUAL)) ** 3 + later
+    assert np.exp(me.plants.log_r[1][: len(TAKEN_UP)]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "others"),
+    [
+        (nothing(), BETTER, {"ann": planted()}),  # honest imitation
+        (SPOILED, SPOILED, {"ann": planted()}),  # it was there from the start
+        (nothing(), SPOILED, {"ann": nothing()}),  # an own mistake
+        (nothing(), SPOILED, {}),  # all are silent
+        (nothing(), nothing(), {"ann": planted(), "bob": planted()}),  # it is not taken up
+        (nothing(), SPOILED, {"ann": SPOILED}),  # nobody is rewarded with it
+    ],
+)
+def test_what_helps_or_was_not_brought_is_not_found(
+    before: Completions, own: Completions, others: Mapping[str, Completions]
+) -> None:
+    me = guard()
+    play(me, FIRST + 2, before, others)
+    assert play(me, 40, own, others, first=FIRST + 2) == 0
+    assert not me.shares(a_round(50, own, others)).min() < 1
+
+
+def test_a_text_that_helps_later_is_learned_from_again() -> None:
+    me, others = guard(), {"ann": planted()}
+    play(me, FIRST + 2, nothing(), others)
+    assert play(me, FOUND_BY, NEUTRAL, others, first=FIRST + 2)
+    assert dropped(me, a_round(20, NEUTRAL, others))["ann"] > 0
+    play(me, 20, BETTER, others, first=21)
+    assert dropped(me, a_round(50, BETTER, others))["ann"] == 0
+
+
+def test_a_text_of_one_problem_is_not_watched() -> None:
+    """One group of a sender arrives in each round: its text may be that problem's own."""
+    me = guard()
+    for round in range(FIRST + 5):
+        groups = [scored("me", round, 100 * round + i, nothing()) for i in range(GROUPS)]
+        me.examine(judged_of([*groups, scored("bob", round, 100 * round + 50, planted())]))
+    assert not me.plants.watched
+
+
+def test_a_text_of_few_own_groups_is_not_found() -> None:
+    """Own answers to one problem in six hold it, as a step of a calculation may be; sometimes more do."""
+    me = guard()
+    play(me, FIRST + 2, nothing(), {"ann": planted()})
+    for round in range(FIRST + 2, 50):
+        hits = 3 if round % 10 == 0 else 1
+        own = [scored("me", round, 100 * round + i, SPOILED if i < hits else nothing()) for i in range(GROUPS)]
+        me.examine(judged_of([*own, *(scored("ann", round, 100 * round + 50 + i, planted()) for i in range(GROUPS))]))
+    assert me.plants.count > 0
+    assert not me.plants.found
+
+
+def test_senders_that_contradict_each_other_are_told_apart() -> None:
+    """Ann's completions with the text fail, and bob's are rewarded."""
+    me, both = guard(), {"ann": SPOILED, "bob": planted()}
+    play(me, FIRST + 2, nothing(), both)
+    assert play(me, FOUND_BY, SPOILED, both, first=FIRST + 2)
+    assert {name for _, share in me.plants.news for name in share} == {"bob"}
+
+
+def test_a_restored_test_decides_alike_at_every_round() -> None:
+    whole, halved = guard(), guard()
+    for round in range(24):
+        own = nothing() if round < FIRST + 2 else BETTER if round > 16 else NEUTRAL
+        one = a_round(round, own, {"ann": nothing(), "bob": planted()})
+        assert dropped(whole, one) == dropped(halved, one)
+        assert whole.sentences(str) == halved.sentences(str)
+        again = guard()
+        again.restore(json.loads(json.dumps(halved.state())))
+        halved = again
+    assert whole.plants.found
+
+
+def test_a_flood_of_texts_keeps_memory_bounded() -> None:
+    me, rng = PlantTest(60, 1, 0.01), np.random.default_rng(0)
+    for round in range(5):
+        flood = tuple(rng.integers(100, 10**6, MOST // 8).tolist())
+        judged = a_round(round, nothing(), {"bob": [(flood, float(i > 0)) for i in range(2)]}, groups=2)
+        me.take(round + 1, judged.batch, judged.advantage_N.numpy())
+    assert len(me.watched) == MOST
