@@ -291,7 +291,7 @@ def differences(model: Path, out: Path) -> dict[str, Any]:
     import trl.trainer.grpo_trainer as of_trl
     from transformers import AutoModelForCausalLM
 
-    of_trl.shuffle_sequence_dict = lambda batch: batch
+    shuffle, of_trl.shuffle_sequence_dict = of_trl.shuffle_sequence_dict, lambda batch: batch
     processes = int(os.environ["WORLD_SIZE"])
     found: dict[str, Any] = {}
     for loss_type in ("grpo", "bnpo"):
@@ -317,6 +317,7 @@ def differences(model: Path, out: Path) -> dict[str, Any]:
             for one in (trainer.model.cpu(), theirs.model.cpu())
         )
         found[loss_type] = [float((moved - expected).norm() / expected.norm()), float(expected.norm()), *kept]
+    of_trl.shuffle_sequence_dict = shuffle
     return found
 
 
@@ -341,8 +342,6 @@ def main(model: Path, out: Path, against_trl: bool = False) -> None:
         found = differences(model, out)
         if os.environ["RANK"] == "0":
             (out / "differences.json").write_text(json.dumps(found))
-        torch.distributed.destroy_process_group()
-        return
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     # In one step: each process shuffles its own rows, so that those of two steps depend on their number.
     args = config(out, per_device_train_batch_size=16 // processes, steps_per_generation=1, save_strategy="no")
