@@ -83,11 +83,6 @@ learning_rate = 1e-4
 """
 
 
-@pytest.fixture(scope="module")
-def policy() -> Policy:
-    return Policy.load(PeerConfig(name="smollm2", model=str(MODEL), device="cpu", dtype="float32"))
-
-
 def without_gemma() -> pytest.MarkDecorator:
     missing = not (GEMMA / "config.json").exists()
     return pytest.mark.skipif(missing, reason="models/gemma3-270m is absent: ftis models gemma3-270m")
@@ -111,6 +106,9 @@ def test_greedy_text_is_that_of_generate_and_log_probabilities_are_the_learners(
         assert len(ids) == stopped_at(stop, ids, policy.detokenize)
         np.testing.assert_allclose(one.gen_logp, logp, atol=1e-4)
         np.testing.assert_allclose(one.gen_logp, other.gen_logp, atol=1e-4)
+    if model == MODEL:
+        policy.end_at(("<|im_end|>", "<|endoftext|>"))
+        assert policy.end_ids == {0, 2}
 
 
 def test_the_ends_of_its_base_and_its_instruct_model_are_told_apart_and_mapped() -> None:
@@ -120,11 +118,6 @@ def test_the_ends_of_its_base_and_its_instruct_model_are_told_apart_and_mapped()
     assert tokenizer_fingerprint(instruct) != tokenizer_fingerprint(base)
     both = ("<|im_end|>", "<|endoftext|>")
     assert tokenizer_fingerprint(instruct, both) == tokenizer_fingerprint(base, both)
-
-
-def test_a_policy_stops_at_both_ends(policy: Policy) -> None:
-    policy.end_at(("<|im_end|>", "<|endoftext|>"))
-    assert policy.end_ids == {0, 2}
 
 
 def test_a_full_and_a_lora_peer_earn_reward_from_the_first_round(
