@@ -20,6 +20,7 @@ vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm
 
 from conftest import TinyModelDir, assert_one_line  # noqa: E402
 from light_swarm import free_port  # noqa: E402
+from policies import rows_of  # noqa: E402
 from test_handover import move  # noqa: E402
 
 import ftis  # noqa: E402
@@ -27,6 +28,7 @@ from ftis.config import PeerConfig  # noqa: E402
 from ftis.engines import vllm as engine  # noqa: E402
 from ftis.engines.builtin import builtin_sampler  # noqa: E402
 from ftis.engines.handover import Copied, SamplerError  # noqa: E402
+from ftis.engines.rows import whole_rows  # noqa: E402
 from ftis.engines.samplers import InPlace  # noqa: E402
 from ftis.engines.stops import Stopping  # noqa: E402
 from ftis.policy import Policy  # noqa: E402
@@ -49,7 +51,7 @@ DECODINGS = [
 ]
 FITS_VLLM: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 """vLLM's attention on a CPU wants heads of 32 or more."""
-ENGINE = {"enforce_eager": True, "max_model_len": 64}
+ENGINE = {"enforce_eager": True, "max_model_len": 64, "block_size": 32}
 LORA_SERVER = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "v_proj")
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
@@ -131,6 +133,23 @@ def test_its_greedy_text_and_its_stops_are_those_of_the_built_in_sampler(whole: 
     assert not any("o" in text[:-1] for text in texts)
 
 
+def test_a_turn_finds_the_rows_before_it_in_the_prefix_cache(whole: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, sampler = whole
+    prompts, cached, generate = rows_of([34, 40, 35]), list[int](), sampler.engine._generate  # type: ignore[attr-defined]
+
+    def noted(*asked: Any) -> Any:
+        outputs = generate(*asked)
+        cached[:] = [request.num_cached_tokens for request in outputs]
+        return outputs
+
+    monkeypatch.setattr(sampler.engine, "_generate", noted)
+    turn = Decoding(8)
+    groups = sampler(policy, prompts, 1, turn, 0)
+    turns = [np.append(row, answer) for row, answer in zip(whole_rows(prompts, groups), (5, 6, 7), strict=True)]
+    sampler(policy, turns, 1, turn, 1)
+    assert cached == [32] * 3
+
+
 def test_completions_end_at_every_end_of_the_policy(whole: Pair) -> None:
     policy, _ = whole
     kept, policy.end_ids = policy.end_ids, policy.end_ids | {20, 30, 40}
@@ -185,6 +204,12 @@ def test_an_output_layer_that_stays_behind_its_embeddings_is_found(
     assert_one_line(error, "vLLM", "nats")
 
 
+TURNS = """
+class Turns:
+    def reset(self, **row): self.heard = []
+    def reply(self, text): self.heard.append(text); return "[" + str(len(text)) + "]"
+    def get_reward(self): return float(sum(map(len, self.heard)) % 3)
+"""
 SAMPLERS = """
 from pathlib import Path
 from ftis.engines import builtin
@@ -206,28 +231,39 @@ def run(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monkey
     peer = {"model": tiny_model_dir("llama", **FITS_VLLM), "device": "cpu", "dtype": "float32", "learning_rate": 1e-3}
     lora = {**peer, "train": "lora", "lora_r": 8, "lora_alpha": 16}
     (tmp_path / "samplers_here.py").write_text(SAMPLERS, encoding="utf-8")
+    (tmp_path / "turns_here.py").write_text(TURNS, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def of(sampler: str, differing: dict[str, dict[str, Any]] | None = None, overlap: int = 0, **options: Any) -> Path:
+    def of(
+        sampler: str,
+        differing: dict[str, dict[str, Any]] | None = None,
+        overlap: int = 0,
+        played: str | None = None,
+        **options: Any,
+    ) -> Path:
         top = {"output_dir": tmp_path / "runs", "processes": "parallel"}
         peers = {name: keys | (differing or {}).get(name, {}) for name, keys in (("full", peer), ("lora", lora))}
-        sampling = {"sampler": sampler, "options": options}
+        sampling: dict[str, Any] = {"sampler": sampler, "options": options}
+        sampling |= {"max_turns": 3, "max_completion_length": 16, "stop": [*"0123+="]} if played else {}
         training = {"rounds": 5, "eval_every": 0, "overlap": overlap}
-        recipe = load(write_recipe(tmp_path, peers, top=top, sampling=sampling, training=training))
+        task = {"environment": played} if played else {}
+        recipe = load(write_recipe(tmp_path, peers, top=top, task=task, sampling=sampling, training=training))
         ftis.train(recipe)
         return run_directory(recipe)
 
     return of
 
 
-def test_two_peers_learn_together(run: Callable[..., Path]) -> None:
-    directory = run("vllm", **ENGINE)
+@pytest.mark.parametrize("played", [None, "turns_here.Turns"])
+def test_two_peers_learn_together(run: Callable[..., Path], played: str | None) -> None:
+    directory = run("vllm", played=played, **ENGINE)
     for name in ("full", "lora"):
         rows = read_jsonl(directory / "F-TIS" / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
         assert all(row["foreign_used"] > 0 for row in rows)
         assert all(row["sampling/checked_logp_difference/max"] < 1e-3 for row in rows)
+        assert any(row.get("completions/mean_turns", 1.0) > 1 for row in rows) == (played is not None)
 
 
 @contextmanager
