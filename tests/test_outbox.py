@@ -87,8 +87,12 @@ def test_old_messages_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_half_written_is_removed_and_never_offered(tmp_path: Path) -> None:
-    publish(outbox(tmp_path), 0, b"whole")
-    (tmp_path / "outbox" / ".000001.ftis.partial-77").write_bytes(b"ha")
+    """In the same life another thread may be writing it."""
+    box, partial = outbox(tmp_path), tmp_path / "outbox" / ".000001.ftis.partial-77"
+    publish(box, 0, b"whole")
+    partial.write_bytes(b"ha")
+    publish(box, 0, b"whole")
+    assert partial.exists()
     (tmp_path / "outbox" / "notes.ftis").write_bytes(b"somebody's")
     again = outbox(tmp_path, incarnation=2)
     again.offer_again(5)

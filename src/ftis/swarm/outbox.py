@@ -66,6 +66,8 @@ class Outbox:
 
     def offer_again(self, round: int) -> None:
         """Offer the rounds before ``round`` again, after a restart. Later ones may come out otherwise: drop them."""
+        for partial in self.directory.glob(".*.partial-*"):  # of a process that was killed while it wrote
+            partial.unlink(missing_ok=True)
         for old in self._rounds():
             if old < round:
                 self.offer(old, self._path(old).read_bytes())
@@ -110,8 +112,6 @@ class Outbox:
         for old in self._rounds():
             if old < round:
                 self._path(old).unlink(missing_ok=True)
-        for partial in self.directory.glob(".*.partial-*"):  # of a process that was killed while it wrote
-            partial.unlink(missing_ok=True)
 
     def _rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self.directory.glob("*.ftis") if path.stem.isdecimal())
