@@ -70,27 +70,24 @@ def _in_words(names: str, of: RoundBudget) -> str:
 
 
 def spent(study: Study, arm: Arm, peer: str) -> dict[str, Any]:
-    """Totals that one peer spent in one arm, means over seeds; None for a total that was not recorded."""
+    """Totals that one peer spent in one arm, means over seeds."""
     return mean_spent([_spent(arm, study.peer(seed, arm.name, peer)) for seed in study.seeds])
 
 
-def mean_spent(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The mean of each key over seeds or peers; None if one lacks it."""
-    means: dict[str, float | None] = {}
-    for key in rows[0]:
-        known = [value for row in rows if (value := row[key]) is not None]
-        means[key] = fmean(known) if len(known) == len(rows) else None
-    return means
+def mean_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each key over seeds or peers."""
+    return {key: fmean(row[key] for row in rows) for key in rows[0]}
 
 
-def _spent(arm: Arm, peer: PeerRun) -> dict[str, float | None]:
+def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
     planned, own = round_budget(arm), peer.own_seconds
-    totals: dict[str, float | None] = {
+    trained = float(planned.rounds * planned.trained)
+    if arm.config.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' may not have come
+        trained = float(sum(m.get("admitted", 0) for row in peer.rounds for m in row.by_peer.values()))
+    return {
         "rounds": len(peer.rounds),
         "optimizer_steps": peer.total("optimizer_steps"),
-        "rollouts_trained": planned.rounds * planned.trained,
-        "rollouts_with_gradient": None,
-        "tokens_trained": None,
+        "rollouts_trained": trained,
         "rollouts_generated": planned.rounds * planned.generated,
         "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
         "bytes_sent": peer.bytes_sent,
@@ -101,10 +98,3 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float | None]:
         "seconds_training": own.training,
         "seconds_waited": peer.seconds_waited,
     }
-    if arm.config.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' may not have come
-        for key, measure in (("rollouts_trained", "admitted"), ("rollouts_with_gradient", "kept")):
-            totals[key] = float(sum(m.get(measure, 0) for row in peer.rounds for m in row.by_peer.values()))
-    recorded = peer.rollouts_kept_and_tokens()
-    if recorded is not None:
-        totals["rollouts_with_gradient"], totals["tokens_trained"] = map(float, recorded)
-    return totals

@@ -17,15 +17,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pyarrow.compute as pc
-
 from ftis.config import Recipe
 from ftis.metric_keys import by_peer
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import Plan, provenances, read_plan
-from ftis.records.writing import read_columns, read_rollouts, rollouts_path
+from ftis.records.writing import read_rollouts, rollouts_path
 
 VALIDATION = "validation"
 
@@ -316,18 +314,6 @@ class PeerRun:
             if not _is_rollout(row):
                 raise damaged(rollouts_path(self.directory, round), f"row {number} is no rollout")
         return rows
-
-    def rollouts_kept_and_tokens(self) -> tuple[int, int] | None:
-        """The number of rollouts with gradient, and the tokens of all rollouts; None unless every round is recorded."""
-        recorded = self.recorded
-        if len(recorded) != len(self.rounds):
-            return None
-        kept = tokens = 0
-        for round in recorded:
-            table = read_columns(self.directory, round, ["kept", "completion_ids"])
-            kept += pc.sum(table["kept"]).as_py() or 0
-            tokens += pc.sum(pc.list_value_length(table["completion_ids"])).as_py() or 0
-        return kept, tokens
 
     @property
     def best(self) -> int:

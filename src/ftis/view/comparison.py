@@ -197,7 +197,7 @@ SHOWN = ("better", "worse")
 """The verdicts with which a difference counts as shown."""
 
 
-OF_ROLLOUTS = ("Rounds", "Trained on", "With gradient", "Generated", "Tokens trained on", "Tokens generated")
+OF_ROLLOUTS = ("Rounds", "Trained on", "Generated", "Tokens generated")
 OF_TIME = ("Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent", "MB received")
 """Headings of a peer's seconds and bytes."""
 
@@ -327,9 +327,7 @@ def _spent_texts(spent: Mapping[str, Any]) -> dict[str, str]:
     return {
         "Rounds": amount(spent["rounds"]),
         "Trained on": amount(spent["rollouts_trained"], spent["rounds"]),
-        "With gradient": amount(spent["rollouts_with_gradient"], spent["rounds"]),
         "Generated": amount(spent["rollouts_generated"], spent["rounds"]),
-        "Tokens trained on": amount(spent["tokens_trained"]),
         "Tokens generated": amount(spent["tokens_generated"]),
         "Sampling": seconds_text(spent["seconds_sampling"]),
         "Exchange": seconds_text(spent["seconds_exchange"]),
