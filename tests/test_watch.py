@@ -233,11 +233,11 @@ def test_a_round_s_end_is_sent_and_only_what_it_changed(tmp_path: Path, monkeypa
     whole = file.read_text()
     cut(file, 2)
     first, second = changes_of(view_of(run), after=lambda: file.write_text(whole))
-    assert first["order"] == ["glance", "rounds", "taken", "weighed", "spent", "completions", "events"]
+    assert first["order"] == ["glance", "rounds", "taken", "weighed", "spent", "completions"]
     assert set(first["sections"]) == set(first["order"])
     assert "round 2 of 4" in first["sections"]["glance"]
     assert {"glance", "taken"} <= set(second["sections"])
-    assert "events" not in second["sections"]
+    assert "completions" not in second["sections"]
     assert "all 4 rounds finished" in second["sections"]["glance"]
 
 

@@ -153,7 +153,7 @@ def _tokens_per_second(rows: Sequence[RoundRow]) -> str:
 
 
 def events(arm: ArmOfRun) -> Events | None:
-    """The arm's events and evaluations, the newest first; None if there are none."""
+    """The events of joined peers, the newest first; None if there are none."""
     found: list[tuple[str, int, EventLine]] = []
     for name, peer in arm.peers.items():
         for row in peer.events:
@@ -161,12 +161,6 @@ def events(arm: ArmOfRun) -> Events | None:
             if text:
                 when, after = str(row.get("time", "")), int(row.get("step", row.get("round", 0)) or 0)
                 found.append((when, after, EventLine(when, name, text[:LONGEST_EVENT])))
-        if not peer.events:
-            by_step: dict[int, dict[str, float]] = {}
-            for of in peer.evaluations:
-                by_step.setdefault(of.step, {})[of.split] = of.accuracy
-            for step, splits in by_step.items():
-                found.append(("", step, EventLine(f"round {step}", name, _evaluated(splits))))
     found.sort(key=lambda event: event[:2], reverse=True)
     return Events([line for _, _, line in found[:LAST_EVENTS]]) if found else None
 
@@ -180,16 +174,13 @@ def _in_words(row: Mapping[str, Any], rounds: int) -> str:
             return f"ready, {step} of {counted(rounds, 'round')} finished"
         case "evaluation":
             splits = {k: v for k, v in row.items() if k not in ("time", "kind", "step") and isinstance(v, float)}
-            return f"{_evaluated(splits)} after {counted(int(step), 'round')}"
+            each = ", ".join(f"{split} {accuracy:.3f}" for split, accuracy in splits.items())
+            return f"evaluated: {each} after {counted(int(step), 'round')}"
         case "stopped":
             return f"stopped after {counted(int(step), 'round')}, as it was asked to"
         case "finished":
             return f"finished its last round, {step}"
     return ""
-
-
-def _evaluated(splits: Mapping[str, float]) -> str:
-    return "evaluated: " + ", ".join(f"{split} {accuracy:.3f}" for split, accuracy in splits.items())
 
 
 def sections_of(arm: ArmOfRun, seen: Glance) -> dict[str, tuple[str, Callable[[], object]]]:
