@@ -589,14 +589,6 @@ def test_the_recipe_of_a_run_is_a_recipe(workplace: Path) -> None:
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
-def test_letters_of_a_prompt_that_a_model_never_sees_are_told(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ftis("train", "recipe.toml", "--dry-run", "--set", "prompt.template=Q {question}=Q") == 0
-    said = capsys.readouterr().out
-    assert all(re.search(rf"{model}: .* 2 of [0-9]+ letters .*'q'", said) for model in "ab")
-
-
 def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

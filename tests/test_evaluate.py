@@ -223,24 +223,18 @@ def test_a_runs_directory_leads_to_its_peers_checkpoints(tmp_path: Path, capsys:
         assert f"such as {arm / 'b/checkpoint-10'}" in told
 
 
-def test_a_recipes_own_task_is_sampled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "o.jsonl"
-    limits = ["--limit", "6", "--samples", "3", "--set", "sampling.temperature=0.5", "--output", str(out)]
-    assert ftis("eval", "starter:small", *DEMO, *limits) == 0
-    said = capsys.readouterr().out
-    assert "clock: greedy pass@1" in said
-    assert "of 3 samples at temperature 0.5" in said
-    assert [len(row["samples"]) for row in read_jsonl(out)] == [3] * 6
-
-
-def test_the_recipes_seed_draws_the_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drawn = []
+def test_the_recipes_seed_draws_the_samples_of_its_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn, temperature = [], ("--set", "sampling.temperature=0.5")
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):
         out = tmp_path / name
-        asked = ("--limit", "6", "--samples", "4", "--set", f"seed={seed}", "--output", str(out))
+        asked = ("--limit", "6", "--samples", "4", "--set", f"seed={seed}", *temperature, "--output", str(out))
         assert ftis("eval", "starter:small", *DEMO, *asked) == 0
         drawn.append([row["samples"] for row in read_jsonl(out)])
     assert drawn[0] != drawn[1] == drawn[2]
+    assert [len(samples) for samples in drawn[0]] == [4] * 6
+    said = capsys.readouterr().out
+    assert "clock: greedy pass@1" in said
+    assert "of 4 samples at temperature 0.5" in said
 
 
 def test_no_problem_is_asked_that_the_recipe_may_train_on(tmp_path: Path) -> None:

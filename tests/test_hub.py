@@ -50,12 +50,6 @@ def with_session(monkeypatch: pytest.MonkeyPatch, *answers: Exception | int) -> 
 GONE = ConnectionError("Name or service not known")
 
 
-def test_a_directory_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    session = with_session(monkeypatch, GONE)
-    assert not hub.only_here(str(tmp_path))
-    assert session.asked == []
-
-
 @pytest.mark.parametrize(
     ("answers", "asked", "only_here"),
     [

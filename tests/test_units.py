@@ -55,14 +55,6 @@ def test_units_end_where_both_have_an_end() -> None:
         assert [unit.tolist() for unit in units(*sizes)] == [unit_S, unit_T]
 
 
-def test_units_of_tokens_that_end_inside_a_character() -> None:
-    """The sender has a robot's four bytes as 2 + 2, the learner as one token, as 1 + 3, and as 2 + 2."""
-    for learner, expected in (([4], [0]), ([1, 3], [0, 0]), ([2, 2], [0, 1])):
-        unit_S, unit_T = units(np.array([2, 2]), np.array(learner))
-        assert unit_T.tolist() == expected
-        assert unit_S.tolist() == ([0, 1] if learner == [2, 2] else [0, 0])
-
-
 def test_segmentations_of_different_texts_have_no_units() -> None:
     cases_sender: list[tuple[list[int], list[int]]] = [([1, 2], [2, 2]), ([2, 0], [1, 1]), ([1, 1], [0, 2]), ([], [1])]
     for sender, learner in cases_sender:
@@ -84,21 +76,6 @@ def test_an_example_by_hand_from_sampling_to_the_learners_units() -> None:
     assert one.rollout.gen_logp.tolist() == [-0.5, -1.25, -2.0]
     assert one.rollout.completion_ids[-1] == learner.eos_token_id
     assert (one.sender_U.tolist(), one.learner_U.tolist(), one.fault) == ([1, 2, 1], [3, 1, 1], "")
-
-
-def test_the_learner_ends_where_the_sender_ended_and_only_there() -> None:
-    sender, learner = byte_level(["ab"]), sentencepiece(["ab"])
-    for end in (True, False):
-        one = aligned(learner, sent(sender, spoken(sender, "abab", end)))
-        assert (one.rollout.completion_ids[-1] == learner.eos_token_id) == end
-        assert len(one.rollout.gen_logp) == 2 + end
-
-
-def test_an_end_alone_is_a_completion() -> None:
-    tokenizer = byte_level()
-    one = aligned(tokenizer, sent(tokenizer, spoken(tokenizer, "", True)))
-    assert one.rollout.completion_ids.tolist() == [tokenizer.eos_token_id]
-    assert one.rollout.unit is None
 
 
 def test_a_unit_of_too_many_tokens_on_either_side_is_a_fault() -> None:
