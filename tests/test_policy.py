@@ -508,7 +508,7 @@ def test_gradient_checkpointing_of_a_model_that_cannot(tiny_policy: TinyPolicy, 
     class Unknown:
         pass
 
-    monkeypatch.setattr("ftis.engines.models.GradientCheckpointingLayer", Unknown)
+    monkeypatch.setattr("ftis.engines.kept.GradientCheckpointingLayer", Unknown)
     with pytest.raises(ModelError, match="set gradient_checkpointing = false") as caught:
         tiny_policy(gradient_checkpointing=True)
     assert_one_line(caught)
