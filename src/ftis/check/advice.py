@@ -154,7 +154,7 @@ def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
         recipe: of the peer's swarm.
     """
     n, sampling = outcome.completions, recipe.sampling
-    said = _about_rewards(outcome, recipe)
+    changes = _about_rewards(outcome, recipe)
     if outcome.unfinished > n / 2:
         longer = (
             "raise sampling.max_completion_length",
@@ -167,8 +167,8 @@ def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
                 {"sampling.stop": ["\n"]},
             )
         ways = _ways(recipe, [longer] if recipe.task.environment else [end, longer])
-        said.append(f"{outcome.unfinished} of {n} {_drawn(recipe)} do not end: {ways}")
-    return said
+        changes.append(f"{outcome.unfinished} of {n} {_drawn(recipe)} do not end: {ways}")
+    return changes
 
 
 def easy_formats(outcomes: Sequence[Outcome], recipe: Recipe) -> list[str]:
@@ -229,14 +229,14 @@ def _easier(recipe: Recipe, or_else: str = "") -> str:
     return f"{easier}, {shown}{or_else}, {BELOW}"
 
 
-def easier_tasks(recipe: Recipe) -> dict[str, Any]:
-    """Settings of ``task.options`` that training takes and that make problems smaller: each as a text and its value.
+def easier_tasks(recipe: Recipe) -> list[str]:
+    """Settings of ``task.options``, as texts, that training takes and that make problems smaller.
 
     A whole number is halved, and a list is cut to its first entry. Options that the recipe leaves out are tried at
     the value that the task's module names in ``OPTIONS``.
     """
     module = importlib.import_module(TASKS.get(recipe.task.name, recipe.task.name).rpartition(".")[0] or "ftis")
-    found: dict[str, Any] = {}
+    found = []
     for key, value in {**getattr(module, "OPTIONS", {}), **recipe.task.options}.items():
         smaller: Any = None
         if type(value) is int and value > 1:
@@ -244,7 +244,7 @@ def easier_tasks(recipe: Recipe) -> dict[str, Any]:
         elif isinstance(value, list) and len(value) > 1:
             smaller = value[:1]
         if smaller is not None and takes(recipe, {f"task.options.{key}": smaller}):
-            found[f"task.options.{key} = {smaller}"] = {**recipe.task.options, key: smaller}
+            found.append(f"task.options.{key} = {smaller}")
     return found
 
 
