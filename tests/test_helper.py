@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -42,6 +44,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     yield mine
     mine.stop()
     latex.holds.cache_clear()
+
+
+def test_only_the_process_that_judges_is_changed() -> None:
+    import sympy
+
+    importlib.import_module("ftis.rewards.formula_judge")
+    assert logging.root.manager.disable == 0
+    assert sympy.sympify("max(2, 3) + 1") == 4
 
 
 def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper, monkeypatch: pytest.MonkeyPatch) -> None:

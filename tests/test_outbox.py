@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.swarm import manifest as manifests
@@ -75,6 +76,14 @@ def test_a_second_life_samples_as_many_prompts_of_a_round_as_the_first(tmp_path:
     second = outbox(tmp_path, incarnation=2, keep=2)
     second.offer_again(3)
     assert [second.prompts(round, 1) for round in range(3, 6)] == [8, 9, 1]
+
+
+@pytest.mark.parametrize("broken", [b"", b'{"3": ', b"[3]", b'{"3": null}', b'{"3": 0}', b"\xff"])
+def test_numbers_of_prompts_that_cannot_be_read_are_drawn_anew(broken: bytes, tmp_path: Path) -> None:
+    (tmp_path / "outbox").mkdir()
+    (tmp_path / "outbox" / "prompts.json").write_bytes(broken)
+    assert outbox(tmp_path).prompts(3, 7) == 7
+    assert outbox(tmp_path).prompts(3, 1) == 7
 
 
 def test_old_messages_are_forgotten(tmp_path: Path) -> None:

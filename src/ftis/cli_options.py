@@ -1,4 +1,4 @@
-"""What commands share: the console, their options, going back, and the results at the end."""
+"""Parts that commands share: the console, their options, going back, and the results at the end."""
 
 from __future__ import annotations
 

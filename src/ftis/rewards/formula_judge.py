@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 from zlib import crc32
@@ -15,8 +15,6 @@ import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
-
-logging.disable(logging.CRITICAL)
 
 SMALL, OF_A_SMALL, OF_AN_EXACT = 1e-3, 5e-3, 5e-6
 """Below this an answer must be right to three digits of a decimal, to six of an exact value: to six behind the point
@@ -43,16 +41,23 @@ def _evaluate_plain(code: str, *scopes: Any) -> Any:
     return _evaluate(code, *scopes)
 
 
-_parser.eval_expr = _evaluate_plain
+def open_judge() -> Callable[[Sequence[Any]], bool]:
+    """The function that decides. It may read strangers' texts, so this changes its process.
+
+    Nothing is logged from here on, and sympy evaluates plain numbers only.
+    """
+    logging.disable(logging.CRITICAL)
+    _parser.eval_expr = _evaluate_plain
+    return _decide
 
 
-def decide(asked: Sequence[Any]) -> bool:
+def _decide(asked: Sequence[Any]) -> bool:
     """The answer to a :data:`~ftis.rewards.shapes.Question`; no, if a library fails on it."""
     kind, *rest = asked
     if kind == "all":
-        return all(map(decide, rest))
+        return all(map(_decide, rest))
     with contextlib.suppress(Exception):  # libraries on a stranger's text may raise anything
-        return _equal(*rest) if kind == "equal" else _reals(*rest) if kind == "reals" else any(map(decide, rest))
+        return _equal(*rest) if kind == "equal" else _reals(*rest) if kind == "reals" else any(map(_decide, rest))
     return False
 
 

@@ -27,8 +27,9 @@ _helper = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
 
 
 def _load_judge() -> Judge:
-    from ftis.rewards.formula_judge import decide
+    from ftis.rewards.formula_judge import open_judge
 
+    decide = open_judge()
     # These comparisons, one of numbers and one of symbols, load what later ones need.
     if not decide(("all", ("equal", "\\frac{1}{2}", "0.5", 6), ("equal", "x^2=1", "(x-1)(x+1)=0", 6))):
         raise ImportError("this math-verify cannot tell that 1/2 is 0.5")

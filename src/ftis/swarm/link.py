@@ -224,7 +224,7 @@ class NetworkExchange:
         return target
 
     def own_share(self, round: int) -> int:
-        """How many prompts this peer samples in a round."""
+        """Number of prompts that this peer samples in a round."""
         if self.share.is_equal:
             return self.share.equal
         with self.changed:

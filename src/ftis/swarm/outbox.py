@@ -1,11 +1,12 @@
 """A peer's own messages as files. A peer that was killed offers the same messages again.
 
-``<directory>/<round>.ftis`` holds the message of a round, and ``prompts.json`` how many prompts each is about, if that
+``<directory>/<round>.ftis`` holds the message of a round, and ``prompts.json`` the number of prompts of each, if that
 depends on the clock. The caller decides when to write; nothing here locks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,15 +55,19 @@ class Outbox:
         write_whole(self._path(round), data, sync=False)
 
     def prompts(self, round: int, count: int) -> int:
-        """How many prompts to sample in a round: as many as before a kill, else ``count``. Others may have them."""
+        """Number of prompts to sample in a round: that of before a kill, else ``count``. Others may have them.
+
+        A file that a power cut left empty or broken counts as none.
+        """
         path = self.directory / "prompts.json"
-        known = json.loads(path.read_text(encoding="ascii")) if path.exists() else {}
-        if str(round) not in known:
+        known: dict[int, int] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            known = {int(old): int(n) for old, n in json.loads(path.read_bytes()).items() if int(n) > 0}
+        if round not in known:
             self.directory.mkdir(parents=True, exist_ok=True)
-            kept = {old: n for old, n in known.items() if round - self.keep <= int(old)}
-            known = {**kept, str(round): count}
-            write_whole(path, json.dumps(known), sync=False)
-        return int(known[str(round)])
+            known = {old: n for old, n in known.items() if round - self.keep <= old} | {round: count}
+            write_whole(path, json.dumps(known))
+        return known[round]
 
     def offer_again(self, round: int) -> None:
         """Offer the rounds before ``round`` again, after a restart. Later ones may come out otherwise: drop them."""
