@@ -155,6 +155,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (document(training__swarm_size=0), "training.swarm_size = 0"),
         (document(training__swarms=[["a", "b"], ["c", "d"]]), "training.swarms is gone", "training.swarm_size"),
         (document(arms=[{"name": "x", "swarm_size": 2}]), "arms.x.swarm_size is gone", "training.swarm_size"),
+        (document(arms=[{"name": "x", "budget": "seconds"}]), "arms.x.budget = 'seconds' is gone", "swarm_size = 1"),
     ]
     for given, *words in cases:
         said = refusal(given)

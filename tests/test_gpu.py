@@ -101,16 +101,19 @@ def a_step(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> float:
     )
 
 
-def test_greedy_text_is_that_of_generate_with_graphs_and_without(directory: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_text_is_that_of_generate_with_graphs_and_without(dtype: str, directory: str) -> None:
     greedy = Decoding(24, 0.0)
-    policy = policy_of(directory, cuda_graphs=False)
+    policy = policy_of(directory, dtype=dtype, cuda_graphs=False)
     assert fuses(policy.model)
     plain = ids_of(builtin_sampler(policy, prompts(), 2, greedy, 0))
-    assert plain == ids_of(generate_sampler(policy, prompts(), 2, greedy, 0))
+    if dtype == "float32":
+        assert plain == ids_of(generate_sampler(policy, prompts(), 2, greedy, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the sampler warns when it leaves graphs out
-        captured = builtin_sampler(policy_of(directory), prompts(), 2, greedy, 0)
-    assert ids_of(captured) == plain
+        captured = ids_of(builtin_sampler(policy_of(directory, dtype=dtype), prompts(), 2, greedy, 0))
+    same = np.mean([one == other for one, other in zip(captured, plain, strict=True)])
+    assert same == 1.0 if dtype == "float32" else same > 0.8
 
 
 def test_sampled_log_probabilities_are_the_learners(directory: str) -> None:

@@ -293,12 +293,15 @@ def simulated(
 
 
 def test_honest_senders_are_accused_no_more_often_than_alpha() -> None:
-    """α = .05, so the highest evidence of a run may pass log(n / α) in 5% of runs; with 40 of them, 6 is 3σ off."""
+    """α = .05, so the highest evidence of a run may pass log(n / α) in 5% of runs.
+
+    A rate of 15% passes in more than 4 runs of 40 with a chance of 74%, one of 5% with a chance of 5%.
+    """
     cases_round_to: list[int | None] = [None, 6]
     for round_to in cases_round_to:
         n, alpha = 20, 0.05
         highest = [max(simulated(seed, n, round_to=round_to)) for seed in range(40)]
-        assert sum(nats >= math.log(n / alpha) for nats in highest) <= 6
+        assert sum(nats >= math.log(n / alpha) for nats in highest) <= 4
         assert max(highest) > 0  # nothing is tested where the evidence never grows
 
 

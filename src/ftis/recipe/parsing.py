@@ -282,6 +282,7 @@ _TRL = "for several GPUs a peer, start a TRL script with accelerate launch (docs
 _SAMPLED = "groups without signal stay; more sampling.num_generations leave fewer of them"
 
 GONE = {
+    'budget = "seconds"': "training.swarm_size = 1 and prompts_per_round give an arm alone the swarm's time",
     "data_parallel_size": _TRL,
     "fsdp": _TRL,
     "pass_mark": "reward.partial_credit takes a data set's own scores, and a reward function any part of them",
@@ -290,12 +291,13 @@ GONE = {
     "resample_budget": _SAMPLED,
     "rounds_late": "messages come late in a swarm that has joined",
     "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
+    'train = "subset"': 'train = "lora" trains a part of a model, and a TRL script may freeze any',
     "trainable_parameters": 'train = "lora" trains a part of a model, and a TRL script may freeze any',
     "swarms": "training.swarm_size puts neighbours among the peers together",
     "swarm_size": "training.swarm_size in the arm's set has its place",
     "wire": "messages have one form, with exact log-probabilities",
 }
-"""Keys that recipes had once, and their successors."""
+"""Keys and values that recipes had once, and their successors."""
 
 
 def _is_gone(one: ErrorDetails) -> bool:
@@ -306,6 +308,8 @@ def _mistake(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     place = _place(one["loc"], document)
     if _is_gone(one):
         return f"{place} is gone, leave it out: {GONE[str(one['loc'][-1])]}"
+    if value := GONE.get(f'{one["loc"][-1]} = "{one["input"]}"') if one["loc"] else None:
+        return f"{place} = {one['input']!r} is gone: {value}"
     if one["type"] == "extra_forbidden":
         key = str(one["loc"][-1])
         known = _fields(SECTIONS.get(str(one["loc"][0]), Recipe) if len(one["loc"]) > 1 else Recipe)
