@@ -10,7 +10,8 @@ steps, so that a step has as many rollouts as alone. Peers are evaluated about e
 A line is printed for each arm and seed, then for each peer of each arm: seconds a round, the share of its time that it
 waited in rounds that follow no evaluation, prompts a round, the accuracy around ``--seconds`` and twice that, and for
 each seed the seconds until two neighbouring evaluations have the accuracy that the peer alone has on the mean of all
-seeds around ``--seconds``. Evaluations do not count.
+seeds around ``--seconds``. Evaluations do not count. ``later`` is the mean of those seconds less the ones that the same
+seed needs alone, with its 95% interval.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from doubles import free_port
 from overlap import NAMES, WARM_UP, ftis
 
+from ftis.comparison.stats import mean_interval
 from ftis.engines.builtin import open_sampler
 from ftis.policy import Policy
 from ftis.records.files import read_jsonl
@@ -165,6 +167,18 @@ def reached(curve: Sequence[tuple[float, float]], accuracy: float) -> float | No
     return next((late for (_, one), (late, other) in pairwise(curve) if (one + other) / 2 >= accuracy), None)
 
 
+def later(seconds: Sequence[float | None], alone: Sequence[float | None]) -> list[float] | None:
+    """Mean seconds later than alone and its 95% interval, by t over seeds.
+
+    None if a seed does not reach the goal, or there is one seed.
+    """
+    apart = [one - own for one, own in zip(seconds, alone, strict=True) if one is not None and own is not None]
+    if len(apart) < max(2, len(seconds)):
+        return None
+    interval = mean_interval(apart)
+    return [round(number, 1) for number in (interval.mean, interval.low, interval.high)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -182,8 +196,11 @@ def main() -> None:
             goal = fmean(around(found["alone", seed][name]["curve"], given.seconds) for seed in given.seeds)
             means = {key: round(fmean(row[key] for row in rows), 3) for key in ("round", "idle", "prompts")}
             accuracy = [round(fmean(around(row["curve"], at * given.seconds) for row in rows), 3) for at in (1, 2)]
-            seconds = [reached(row["curve"], goal) for row in rows]
+            seconds, own = (
+                [reached(found[one, seed][name]["curve"], goal) for seed in given.seeds] for one in (arm, "alone")
+            )
             line = {"arm": arm, "peer": name, **means, "accuracy": accuracy, "goal": round(goal, 3), "seconds": seconds}
+            line["later"] = later(seconds, own)
             print(json.dumps(line), flush=True)
 
 
