@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from ftis.rollouts import Batch, Bools, Floats, Ints, Rows
+from ftis.swarm import falls
 
 Floats64 = npt.NDArray[np.float64]
 NGram = tuple[int, ...]
@@ -28,15 +30,26 @@ TAKEN_UP = np.array([2 / 5, 4 / 5])
 """The bets on the part that holds it instead."""
 ODDS = np.array([2, 5, 20])
 """The bets ω on an n-gram that helps: it multiplies the odds of a reward by so much."""
+MUCH = 5
+"""The one of these odds that must be refuted: texts that help so much are not found."""
 MOST = 2**12
-"""The most n-grams that are watched, that are tested, and that a round at the start adds to those known."""
+"""The most n-grams that are watched, tested or found, and that a round at the start adds to those known."""
+UNHELD = 16
+"""Rounds in which nobody holds a found n-gram until it leaves."""
 
 
 class Found(NamedTuple):
-    """An n-gram that own answers took up, and the share of each sender's rewarded completions that hold it."""
+    """The longest of the n-grams that own answers took up in a round and that the same senders brought.
+
+    Attributes:
+        ids: its tokens.
+        share: of each sender's rewarded completions, those that hold it.
+        more: the other n-grams, without those inside another one.
+    """
 
     ids: NGram
     share: Mapping[str, float]
+    more: int
 
 
 class PlantTest:
@@ -51,88 +64,125 @@ class PlantTest:
 
     E is at most 1 in expectation as long as a group holds the n-gram with probability ρ₀ or less. The j-th n-gram
     tested is taken up if the mean of R over ρ reaches j (j + 1)/α. It helps if another R does so, with the E of
-    :func:`log_help`: nothing against an n-gram follows from its being better.
+    :func:`log_help`. It is no better if a third R reaches 1/α, with 1/E at ω = ``MUCH``. It is found if it is taken up,
+    does not help, and is no better: a text that all completions of a group hold shows nothing of the last. An n-gram is
+    also spared if a shorter one inside it helps, or is taken up and not found: it may be how that one goes on.
 
     Args:
         rounds: of the whole run.
-        first: the number of first rounds.
         alpha: the most probability that an n-gram is found by mistake.
 
     Attributes:
         native: n-grams of own completions of the first rounds, those of most groups.
-        watched: n-grams, the newest last.
+        watched: n-grams, and whether an own group held one since; the newest or last held at the end.
         tested: n-grams by their number j.
-        log_r: log R at each ρ and then at each ω, by the same number.
-        found: by number, the step at which an n-gram was found to be taken up without help.
+        log_r: log R at each ρ, at each ω, and against ``MUCH``, by the same number.
+        found: by number of a found n-gram, the last own round in which a completion held it.
         count: n-grams that were ever tested.
-        news: n-grams that were found in this round.
+        own_rounds, own_groups: those taken in, by which the first rounds are counted.
+        news: what was found in this round.
         holds_N: whether each rollout of this round holds an n-gram that was found and does not help.
     """
 
-    def __init__(self, rounds: int, first: int, alpha: float) -> None:
-        self.rounds, self.first, self.alpha, self.count = rounds, first, alpha, 0
+    def __init__(self, rounds: int, alpha: float) -> None:
+        self.rounds, self.alpha = rounds, alpha
+        self.count = self.own_rounds = self.own_groups = 0
         self.native: set[NGram] = set()
-        self.watched: list[NGram] = []
+        self.watched: dict[NGram, bool] = {}
         self.tested: dict[int, NGram] = {}
         self.log_r: dict[int, Floats64] = {}
         self.found: dict[int, int] = {}
         self.news: list[Found] = []
         self.holds_N: Bools = np.zeros(0, np.bool_)
 
-    def take(self, step: int, batch: Batch, advantage_N: Floats) -> None:
+    def take(self, batch: Batch, advantage_N: Floats) -> None:
         """Take in a round.
 
         Args:
-            step: finished rounds, this one included.
             batch: own groups and others'.
             advantage_N: Â of each rollout; others' rewarded completions are those with Â > 0.
         """
-        n, own_N, self.news = len(batch), batch.own_N, []
+        n, own_N = len(batch), batch.own_N
         others_N = ~own_N & (advantage_N > 0)
         known = [*self.tested.values(), *self.watched]
         grams = Grams.of([*(r.completion_ids for r in batch.rollouts), *(np.array(ids, np.int32) for ids in known)])
         number_of = dict(zip(known, grams.whole_rows(n), strict=True))
         own_groups = [np.flatnonzero(own_N & (batch.item_N == item)) for item in np.unique(batch.item_N[own_N])]
         own_groups_V = grams.groups(own_N, batch.item_N)
+        first = self.own_rounds < falls.LEAST_ROUNDS or self.own_groups < falls.LEAST_GROUPS
+        self.own_rounds += bool(own_groups)
+        self.own_groups += len(own_groups)
 
-        self.holds_N = np.zeros(n, np.bool_)
-        for j, ids in self.tested.items():
-            holds_N, hits = grams.holds(number_of[ids], n), int(own_groups_V[number_of[ids]])
-            taken_up = hits * np.log(TAKEN_UP / USUAL) + (len(own_groups) - hits) * np.log((1 - TAKEN_UP) / (1 - USUAL))
-            helps = np.zeros(len(ODDS))
-            for rows in own_groups if hits else ():
-                helps += log_help(holds_N[rows], batch.reward_N[rows] > batch.reward_N[rows].mean())
-            self.log_r[j] += np.concatenate([taken_up, helps])
-            if j not in self.found and self.is_taken_up(j) and not self.helps(j):
-                self.found[j] = step
-                self.news.append(Found(ids, self._shares(batch, others_N, holds_N)))
-            if j in self.found and not self.helps(j):
-                self.holds_N |= holds_N
-            self.log_r[j] = np.logaddexp(self.log_r[j], -math.log(2 * self.rounds))
+        holds_TN = grams.holds([number_of[ids] for ids in self.tested.values()], n)
+        self._test(batch, own_groups, others_N, holds_TN)
 
         wide = [ids for ids in self.watched if own_groups_V[number_of[ids]] >= max(2, WIDE * len(own_groups))]
         for ids in sorted(wide, key=lambda ids: -own_groups_V[number_of[ids]]):
             self.count += 1
             self.tested[self.count] = ids
-            self.log_r[self.count] = np.full(len(TAKEN_UP) + len(ODDS), math.log(1 / 2))
-        self.watched = [ids for ids in self.watched if ids not in set(wide)]
-        if step <= self.first:
+            self.log_r[self.count] = np.full(len(TAKEN_UP) + len(ODDS) + 1, math.log(1 / 2))
+            del self.watched[ids]
+        for ids in [ids for ids in self.watched if own_groups_V[number_of[ids]]]:
+            del self.watched[ids]
+            self.watched[ids] = True
+        if first:
             often = np.argsort(-own_groups_V, kind="stable")[:MOST]
             self.native.update(grams.ids_of(number) for number in often if own_groups_V[number])
         else:
             self._watch(grams, own_groups_V, others_N, batch.item_N, advantage_N)
+        self._leave()
+
+    def _test(self, batch: Batch, own_groups: Sequence[Rows], others_N: Bools, holds_TN: Bools) -> None:
+        """Add the evidence of a round to what is tested, and find."""
+        hits_T, helps_TW = np.zeros(len(holds_TN)), np.zeros((len(holds_TN), len(ODDS)))
+        for rows in own_groups:
+            rewarded = batch.reward_N[rows] > batch.reward_N[rows].mean()
+            held_T, both_T = holds_TN[:, rows].sum(1), holds_TN[:, rows[rewarded]].sum(1)
+            for t in np.flatnonzero(held_T):
+                helps_TW[t] += log_help(len(rows), int(held_T[t]), int(rewarded.sum()), int(both_T[t]))
+            hits_T += held_T > 0
+        hits_T1, groups = hits_T[:, None], len(own_groups)
+        taken_up_TP = hits_T1 * np.log(TAKEN_UP / USUAL) + (groups - hits_T1) * np.log((1 - TAKEN_UP) / (1 - USUAL))
+        evidence = np.concatenate([taken_up_TP, helps_TW, -helps_TW[:, ODDS == MUCH]], axis=1)
+
+        for j, nats in zip(self.tested, evidence, strict=True):
+            self.log_r[j] += nats
+        self.holds_N = np.zeros(len(batch), np.bool_)
+        new, spared = dict[NGram, Mapping[str, float]](), set[NGram]()
+        for at, j in sorted(enumerate(self.tested), key=lambda pair: len(self.tested[pair[1]])):
+            ids, holds_N, taken_up, helps = self.tested[j], holds_TN[at], self.is_taken_up(j), self.helps(j)
+            free = not helps and spared.isdisjoint(parts_of(ids))
+            if j not in self.found and free and taken_up and self.is_no_better(j):
+                self.found[j] = self.own_rounds
+                new[ids] = self._shares(batch, others_N, holds_N)
+            if j in self.found and holds_N.any():
+                self.found[j] = self.own_rounds
+                if free:
+                    self.holds_N |= holds_N
+            if helps or (taken_up and j not in self.found):
+                spared.add(ids)
+        for j in self.tested:
+            self.log_r[j] = np.logaddexp(self.log_r[j], -math.log(2 * self.rounds))
+        self.news = news_of(new, [self.tested[j] for j in self.found]) if new else []
 
     def is_taken_up(self, number: int) -> bool:
         """Whether own answers took an n-gram up."""
-        return self._reaches(number, self.log_r[number][: len(TAKEN_UP)])
+        return self._reaches(self._parts(number)[0], number * (number + 1))
 
     def helps(self, number: int) -> bool:
         """Whether own answers with an n-gram are rewarded more often than others of their group."""
-        return self._reaches(number, self.log_r[number][len(TAKEN_UP) :])
+        return self._reaches(self._parts(number)[1], number * (number + 1))
 
-    def _reaches(self, number: int, log_r: Floats64) -> bool:
-        nats = float(np.logaddexp.reduce(log_r)) - math.log(len(log_r))
-        return nats >= math.log(number * (number + 1) / self.alpha)
+    def is_no_better(self, number: int) -> bool:
+        """Whether an n-gram does not multiply the odds of a reward by ``MUCH``."""
+        return self._reaches(self._parts(number)[2], 1)
+
+    def _parts(self, number: int) -> Sequence[Floats64]:
+        log_r, helps = self.log_r[number], len(TAKEN_UP)
+        return log_r[:helps], log_r[helps:-1], log_r[-1:]
+
+    def _reaches(self, log_r: Floats64, times: int) -> bool:
+        return float(np.logaddexp.reduce(log_r)) - math.log(len(log_r)) >= math.log(times / self.alpha)
 
     def _watch(self, grams: Grams, own_groups_V: Rows, others_N: Bools, item_N: Rows, advantage_N: Floats) -> None:
         groups_V, mass_V = grams.groups(others_N, item_N), grams.sums(np.where(others_N, advantage_N, 0))
@@ -140,11 +190,20 @@ class PlantTest:
         wanted = np.flatnonzero(enough & (own_groups_V == 0))
         known = {*self.native, *self.tested.values(), *self.watched}
         new = [grams.ids_of(number) for number in wanted[np.argsort(mass_V[wanted], kind="stable")]]
-        self.watched += [ids for ids in new if ids not in known]
-        del self.watched[:-MOST]
-        open_ones = [j for j in self.tested if j not in self.found]
-        for number in sorted(open_ones, key=lambda j: self.log_r[j].max())[: max(len(self.tested) - MOST, 0)]:
+        self.watched.update((ids, False) for ids in new if ids not in known)
+
+    def _leave(self) -> None:
+        """Keep each list bounded. What own answers held since is listed apart: a flood of texts does not evict it."""
+        for held in (False, True):
+            of = [ids for ids, since in self.watched.items() if since == held]
+            for ids in of[: -MOST // 2]:
+                del self.watched[ids]
+        unheld = [j for j, last in self.found.items() if self.own_rounds - last >= UNHELD]
+        open_ones = sorted((j for j in self.tested if j not in self.found), key=lambda j: self.log_r[j].max())
+        oldest = sorted(self.found, key=lambda j: self.found[j])
+        for number in {*unheld, *oldest[:-MOST], *open_ones[:-MOST]}:
             del self.tested[number], self.log_r[number]
+            self.found.pop(number, None)
 
     def _shares(self, batch: Batch, others_N: Bools, holds_N: Bools) -> Mapping[str, float]:
         """Of each sender's rewarded completions, the share that holds an n-gram."""
@@ -154,31 +213,49 @@ class PlantTest:
     def state(self) -> Mapping[str, Any]:
         """A JSON object, with which another test goes on."""
         return {
-            "count": self.count,
+            "counts": [self.count, self.own_rounds, self.own_groups],
             "native": sorted(self.native),
-            "watched": self.watched,
+            "watched": list(self.watched.items()),
             "tested": [[j, ids, self.log_r[j].tolist(), self.found.get(j)] for j, ids in self.tested.items()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state`."""
-        self.count, self.watched = state["count"], [tuple(ids) for ids in state["watched"]]
+        self.count, self.own_rounds, self.own_groups = state["counts"]
+        self.watched = {tuple(ids): held for ids, held in state["watched"]}
         self.native = {tuple(ids) for ids in state["native"]}
         self.tested = {j: tuple(ids) for j, ids, *_ in state["tested"]}
         self.log_r = {j: np.array(log_r) for j, _, log_r, _ in state["tested"]}
         self.found = {j: found for j, *_, found in state["tested"] if found is not None}
 
 
-def log_help(holds_N: Bools, rewarded_N: Bools) -> Floats64:
+def parts_of(ids: NGram) -> list[NGram]:
+    """The shorter n-grams inside an n-gram."""
+    return [ids[at : at + size] for size in SIZES if size < len(ids) for at in range(len(ids) - size + 1)]
+
+
+def news_of(new: Mapping[NGram, Mapping[str, float]], found: Collection[NGram]) -> list[Found]:
+    """What is said of n-grams that were found in a round: one of them for each set of senders."""
+    inside = {part for ids in found for part in parts_of(ids)}
+    of = dict[frozenset[str], list[NGram]]()
+    for ids, share in new.items():
+        if ids not in inside:
+            of.setdefault(frozenset(share), []).append(ids)
+    longest = [(max(texts, key=len), len(texts) - 1) for texts in of.values()]
+    return [Found(ids, new[ids], more) for ids, more in longest]
+
+
+@lru_cache(2**14)
+def log_help(n: int, held: int, rewarded: int, both: int) -> Floats64:
     """The log of the evidence, at each ω, that completions of a group with an n-gram are rewarded more often.
 
     Of N completions m are rewarded, K hold the n-gram, and x are both::
 
         E = P_ω(x)/P_1(x),   P_ω(x) = h(x) ω^x / Σ_y h(y) ω^y,   h(y) = C(K, y) C(N − K, m − y)
 
-    E is at most 1 in expectation unless the n-gram raises the odds of a reward.
+    E is at most 1 in expectation unless the n-gram raises the odds of a reward, and 1/E is unless it raises them by
+    less than ω.
     """
-    n, held, rewarded, both = len(holds_N), holds_N.sum(), rewarded_N.sum(), (holds_N & rewarded_N).sum()
     y, log_odds = np.arange(max(0, held + rewarded - n), min(held, rewarded) + 1)[:, None], np.log([1, *ODDS])
     log_h = _log_choose(held, y) + _log_choose(n - held, rewarded - y)
     log_p = both * log_odds - np.logaddexp.reduce(log_h + y * log_odds, axis=0)  # without h(x)
@@ -237,13 +314,15 @@ class Grams(NamedTuple):
         pairs = np.unique(number[of_N[row]] << 32 | place_N[row[of_N[row]]])
         return np.bincount(pairs >> 32, minlength=int(self.number_X[-1]) + 1)
 
-    def holds(self, number: int, n: int) -> Bools:
-        """Whether each of the first n rows holds an n-gram."""
-        first, last = np.searchsorted(self.number_X, [number, number + 1])
-        rows = self.row_X[first:last]
-        holds_N = np.zeros(n, np.bool_)
-        holds_N[rows[rows < n]] = True
-        return holds_N
+    def holds(self, number_T: Sequence[int], n: int) -> Bools:
+        """Whether each of the first n rows (columns) holds each of some n-grams (rows)."""
+        place_V = np.full(int(self.number_X[-1]) + 1, -1)
+        place_V[list(number_T)] = np.arange(len(number_T))
+        place_X = place_V[self.number_X]
+        there = (place_X >= 0) & (self.row_X < n)
+        holds_TN = np.zeros((len(number_T), n), np.bool_)
+        holds_TN[place_X[there], self.row_X[there]] = True
+        return holds_TN
 
     def ids_of(self, number: int) -> NGram:
         entry = int(np.searchsorted(self.number_X, number))

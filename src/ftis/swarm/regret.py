@@ -76,8 +76,7 @@ class NoRegret(Selection):
 
     def __post_init__(self) -> None:
         self.test = FallTest(self.recipe.training.no_regret or 0.0)
-        first = shortest_window(self.recipe.prompts_per_peer)
-        self.plants = PlantTest(self.recipe.training.rounds, first, ALPHA)
+        self.plants = PlantTest(self.recipe.training.rounds, ALPHA)
         self.back_to: int | None = None
         self.remarks: list[str] = []
 
@@ -107,10 +106,13 @@ class NoRegret(Selection):
 
     def examine(self, judged: Judged) -> None:
         batch = judged.batch
-        own, step = batch.own_N, int(batch.round_N[batch.own_N].max()) + 1
+        own = batch.own_N
         groups = [batch.reward_N[own & (batch.item_N == item)].tolist() for item in np.unique(batch.item_N[own])]
-        self.take(step, groups, sorted({batch.sources[source] for source in batch.source_N[~own]}))
-        self.plants.take(step, batch, judged.advantage_N.numpy())
+        self.back_to, self.remarks = None, []
+        if groups:
+            step = int(batch.round_N[own].max()) + 1
+            self.take(step, groups, sorted({batch.sources[source] for source in batch.source_N[~own]}))
+        self.plants.take(batch, judged.advantage_N.numpy())
 
     def shares(self, judged: Judged) -> Tensor:
         return torch.from_numpy(judged.batch.own_N | ~self.plants.holds_N)[judged.rows].float()
@@ -221,10 +223,12 @@ class NoRegret(Selection):
     def sentences(self, decode: Decode) -> list[str]:
         """This round's decisions."""
         found = [
-            f"own answers took up {decode(ids)!r} and are no better with it; others brought it ("
+            f"own answers took up {decode(ids)!r}"
+            + (f" (and {more} more texts)" if more else "")
+            + " and are not shown to be better with it; others brought it ("
             + ", ".join(f"{name} in {part:.0%}" for name, part in share.items())
             + " of their rewarded ones), so nobody's completion with it is learned from"
-            for ids, share in self.plants.news
+            for ids, share, more in self.plants.news
         ]
         return [*self.remarks, *found]
 
