@@ -218,7 +218,7 @@ def test_a_text_that_own_answers_take_up_quickly_since_it_helps_is_not_dropped(s
         items = range(1000 * round, 1000 * round + GROUPS)
         own = [scored("me", round, i, completions(part)) for i in items]
         judged = judged_of([*own, *(scored("ann", round, i + GROUPS, completions(often)) for i in items)])
-        assert not dropped(me, judged)["ann"]
+        assert not dropped(me, judged).get("ann")  # without a sample if all or none are right
 
 
 def test_a_flood_does_not_evict_a_text_that_own_answers_hold() -> None:
