@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftis.check.formatting import counted, in_bytes
+from ftis.check.formatting import counted, in_bytes, in_time
 from ftis.check.memory import FLOAT, Memory, Shape, checkpoint_bytes, peak_memory
 from ftis.codec import largest_message
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_line
@@ -23,7 +23,7 @@ from ftis.engines.offload import BANDWIDTH, bandwidth
 from ftis.models import starters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
-from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
+from ftis.run.outlook import CARD, LIKELY_LENGTH, LIKELY_SIGNAL, guess_on_card
 from ftis.run.processes import SMALL, frozen_base, known_parameters, offloads, runs_in_parallel, shared_bases
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
@@ -58,6 +58,7 @@ def estimate(arms: Sequence[Arm]) -> list[str]:
         lines += [
             _together(arms, largest),
             *_moving(arms[0].recipe, [(p, memory) for p, _, memory in largest.values()]),
+            *_on_card(arms, largest),
         ]
     swarms = [swarm for arm in arms for swarm in arm.swarms if len(swarm.peers) > 1]
     if swarms:
@@ -192,6 +193,29 @@ def _moving(recipe: Recipe, found: Sequence[tuple[PeerConfig, Memory]]) -> list[
         f"{'' if leave else 'on one GPU, '}in turns: at most {turns}; {in_bytes(inwards)} of main memory for weights "
         f"and moments of the others; a round moves {in_bytes(inwards)} to the device and {in_bytes(outwards)} back, "
         f"{(inwards + outwards) / speed:.2g} s at {in_bytes(speed)} a second ({'measured' if measured else 'assumed'})"
+    ]
+
+
+def _on_card(arms: Sequence[Arm], found: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> list[str]:
+    """A line with a guess of a round's seconds on a stated card, in the longest arm. Small models have none."""
+    if sum(memory.weights for _, _, memory in found.values()) < SMALL * FLOAT:
+        return []
+    seconds: dict[str, dict[str, float]] = {}
+    for arm in arms:
+        of_arm = seconds.setdefault(arm.name, {})
+        for swarm in arm.swarms:
+            for peer in swarm.peers:
+                if peer.name in found:
+                    _, shape, memory = found[peer.name]
+                    read = memory.sampling + (memory.weights if peer.frozen_dtype == "nf4" else 0)
+                    of_arm[peer.name] = guess_on_card(swarm, peer, shape.parameters, read)
+    longest = max(seconds, key=lambda name: sum(seconds[name].values()))
+    if sum(seconds[longest].values()) < 1:
+        return []  # a card would be of little use
+    each = ", ".join(f"{in_time(guess)} for {name}" for name, guess in seconds[longest].items())
+    return [
+        f"on one GPU of {CARD}, guess {in_time(sum(seconds[longest].values()))} a round of {longest}, which takes "
+        f"longest: {each}; from parameters × tokens and shares of the peaks, so it may be off threefold"
     ]
 
 
