@@ -610,7 +610,6 @@ peers = [{{ name = "a", model = "{model}" }}, {{ name = "b", model = "{model}" }
         assert (
             f"{peer}: loaded\n{peer}: first group: reward 0.00  format right in 0 of 4 completions, answer in 0  "
         ) in said
-        assert f"{peer}: if other groups are like it, the format is right in 0 of 4 completions" in said
         parts = re.findall(rf"{peer}: ([0-9]+)% of its preflight done", said)  # with the time left on a slow machine
         assert parts[:3] == ["5", "10", "20"]
         assert f"{peer}: 2 checkpoints of" in said
