@@ -106,6 +106,7 @@ def test_within_trl_each_part_of_the_adapter_is_counted(problems: Path) -> None:
     benchmark.write_problems("starter", model, problems)
     run = benchmark.theirs_with_another(model, problems, "starter", ROUNDS, 0)
     assert [admitted for admitted, _ in run["foreign"]] == [ADMITTED] * ROUNDS
-    expected = {HOST, *round_swarm.PARTS.values(), *round_swarm.PARTS_OF_MEMBER.values()}
+    parts = (round_swarm.PARTS, round_swarm.PARTS_OF_FOREIGN, round_swarm.PARTS_OF_MEMBER)
+    expected = {HOST, *(part for names in parts for part in names.values())}
     for spent in run["spent"]:
         assert set(spent) == expected

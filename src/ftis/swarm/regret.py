@@ -225,9 +225,13 @@ class NoRegret(Selection):
         found = [
             f"own answers took up {decode(ids)!r}"
             + (f" (and {more} more texts)" if more else "")
-            + " and are not shown to be better with it; others brought it ("
-            + ", ".join(f"{name} in {part:.0%}" for name, part in share.items())
-            + " of their rewarded ones), so nobody's completion with it is learned from"
+            + " and are not shown to be better with it; others brought it"
+            + (
+                f" ({', '.join(f'{name} in {part:.0%}' for name, part in share.items())} of their rewarded ones)"
+                if share
+                else ""
+            )
+            + ", so nobody's completion with it is learned from"
             for ids, share, more in self.plants.news
         ]
         return [*self.remarks, *found]
