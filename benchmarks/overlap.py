@@ -132,9 +132,9 @@ def recipe(place: Path, names: Sequence[str]) -> str:
     return "recipe.toml"
 
 
-def rounds_of(place: Path, name: str) -> list[dict[str, Any]]:
+def rounds_of(place: Path, name: str, first: int = WARM_UP) -> list[dict[str, Any]]:
     (path,) = place.rglob(f"{name}/metrics.jsonl")
-    return read_jsonl(path)[WARM_UP:-1]  # nothing is sampled ahead in the last
+    return read_jsonl(path)[first:-1]  # nothing is sampled ahead in the last
 
 
 def swarm(overlap: int, seconds: Mapping[str, float], **settings: Any) -> dict[str, Any]:
@@ -174,8 +174,6 @@ def vllm(overlap: int, url: str) -> dict[str, float]:
     """A whole model, 2 prompts x 3 completions of up to 384 tokens; each completion has a reward of its own."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        peer = f'[[peers]]\nname = "one"\nmodel = "{Path("models/smollm2-135m").resolve()}"\ndtype = "float32"\n'
-        (place / "recipe.toml").write_text(RECIPE + peer + "learning_rate = 1e-6\n")
         story = "Write a very long story with many chapters. It begins with these words: {question}"
         settings: dict[str, Any] = {
             "task.name": "word_problems",
@@ -184,11 +182,11 @@ def vllm(overlap: int, url: str) -> dict[str, float]:
         }
         settings |= {"sampling.num_generations": 3, "sampling.max_completion_length": 384, "training.overlap": overlap}
         settings |= {"sampling.sampler": "vllm", "sampling.options": f'{{ url = "{url}", dtype = "float32" }}'}
-        settings |= {"training.prompts_per_round": 2, "training.rounds": 6 + overlap}
-        if ftis(place, ["train", "recipe.toml"], settings).wait():
+        settings |= {"training.prompts_per_round": 2, "training.rounds": 7, "peers.one.learning_rate": 1e-6}
+        settings |= {"peers.one.model": Path("models/smollm2-135m").resolve(), "peers.one.dtype": "float32"}
+        if ftis(place, ["train", recipe(place, ["one"])], settings).wait():
             sys.exit("the peer failed")
-        (path,) = place.rglob("one/metrics.jsonl")
-        rows = read_jsonl(path)[1:6]
+        rows = rounds_of(place, "one", first=1)
     learn = fmean(row["time/logp"] + row["time/update"] for row in rows)
     sample = fmean(row.get("time/draw", row["time/sample"]) for row in rows)
     return {"seconds": fmean(row["step_time"] for row in rows), "sample": sample, "learn": learn}

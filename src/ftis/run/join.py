@@ -187,7 +187,8 @@ def join(
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 network.catch_up(member.cursor.step)
             member.share = network.own_share
-            network.share.resume(PeerRun.read(place).rounds, step)
+            if not network.share.is_equal:
+                network.share.resume(PeerRun.read(place).rounds, step)
             arriving: list[Future[Collected | None]] = []
 
             def hear(event: Event) -> None:

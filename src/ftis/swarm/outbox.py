@@ -7,13 +7,13 @@ depends on the clock. The caller decides when to write; nothing here locks.
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ftis.records.files import write_whole
+from ftis.records.files import read_json, write_json, write_whole
+from ftis.records.lines import RecordsError
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 
@@ -61,12 +61,12 @@ class Outbox:
         """
         path = self.directory / "prompts.json"
         known: dict[int, int] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            known = {int(old): int(n) for old, n in json.loads(path.read_bytes()).items() if int(n) > 0}
+        with contextlib.suppress(RecordsError, ValueError, TypeError):
+            known = {int(old): int(n) for old, n in read_json(path).items() if int(n) > 0}
         if round not in known:
             self.directory.mkdir(parents=True, exist_ok=True)
             known = {old: n for old, n in known.items() if round - self.keep <= old} | {round: count}
-            write_whole(path, json.dumps(known))
+            write_json(path, known)
         return known[round]
 
     def offer_again(self, round: int) -> None:
