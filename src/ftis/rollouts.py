@@ -187,6 +187,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rollouts)
 
+    def own_groups(self) -> list[Rows]:
+        """The learner's own rollouts of each prompt."""
+        items = np.unique(self.item_N[self.own_N])
+        return [np.flatnonzero(self.own_N & (self.item_N == item)) for item in items]
+
     def completion_ids(self, rows: Iterable[int]) -> list[Ints]:
         """The completions of the given rollouts, with an environment's answers."""
         return [self.rollouts[row].read_ids for row in rows]

@@ -280,6 +280,7 @@ def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
 
 _TRL = "for several GPUs a peer, start a TRL script with accelerate launch (docs/gpus.md)"
 _SAMPLED = "groups without signal stay; more sampling.num_generations leave fewer of them"
+_OF_PART = 'train = "lora" trains a part of a model, and a TRL script may freeze any'
 
 GONE = {
     'budget = "seconds"': "training.swarm_size = 1 and prompts_per_round give an arm alone the swarm's time",
@@ -291,8 +292,8 @@ GONE = {
     "resample_budget": _SAMPLED,
     "rounds_late": "messages come late in a swarm that has joined",
     "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
-    'train = "subset"': 'train = "lora" trains a part of a model, and a TRL script may freeze any',
-    "trainable_parameters": 'train = "lora" trains a part of a model, and a TRL script may freeze any',
+    'train = "subset"': _OF_PART,
+    "trainable_parameters": _OF_PART,
     "swarms": "training.swarm_size puts neighbours among the peers together",
     "swarm_size": "training.swarm_size in the arm's set has its place",
     "wire": "messages have one form, with exact log-probabilities",

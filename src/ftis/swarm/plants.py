@@ -107,7 +107,7 @@ class PlantTest:
         known = [*self.tested.values(), *self.watched]
         grams = Grams.of([*(r.completion_ids for r in batch.rollouts), *(np.array(ids, np.int32) for ids in known)])
         number_of = dict(zip(known, grams.whole_rows(n), strict=True))
-        own_groups = [np.flatnonzero(own_N & (batch.item_N == item)) for item in np.unique(batch.item_N[own_N])]
+        own_groups = batch.own_groups()
         own_groups_V = grams.groups(own_N, batch.item_N)
         first = self.own_rounds < falls.LEAST_ROUNDS or self.own_groups < falls.LEAST_GROUPS
         self.own_rounds += bool(own_groups)

@@ -106,12 +106,11 @@ class NoRegret(Selection):
 
     def examine(self, judged: Judged) -> None:
         batch = judged.batch
-        own = batch.own_N
-        groups = [batch.reward_N[own & (batch.item_N == item)].tolist() for item in np.unique(batch.item_N[own])]
+        groups = [batch.reward_N[rows].tolist() for rows in batch.own_groups()]
         self.back_to, self.remarks = None, []
         if groups:
-            step = int(batch.round_N[own].max()) + 1
-            self.take(step, groups, sorted({batch.sources[source] for source in batch.source_N[~own]}))
+            step = int(batch.round_N[batch.own_N].max()) + 1
+            self.take(step, groups, sorted({batch.sources[source] for source in batch.source_N[~batch.own_N]}))
         self.plants.take(batch, judged.advantage_N.numpy())
 
     def shares(self, judged: Judged) -> Tensor:
