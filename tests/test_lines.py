@@ -16,18 +16,24 @@ from torch import Tensor
 
 from ftis.engines import lines
 from ftis.engines.lines import lay_out, runs_lines
-from ftis.engines.rows import PaddedRows
+from ftis.engines.rows import SHARED_FROM, PaddedRows
 from ftis.engines.windows import attention_windows
 from ftis.policy import Policy
 
 CPU = torch.device("cpu")
 IDS = st.integers(4, 50)
-ROWS = st.lists(st.lists(IDS, min_size=1, max_size=5), min_size=1, max_size=3).flatmap(
+ENDS = st.lists(st.lists(IDS, min_size=1, max_size=5), min_size=1, max_size=3)
+PROMPTS = st.builds(
+    lambda beginning, ends: [beginning + end for end in ends],
+    st.one_of(st.just([]), st.lists(IDS, min_size=SHARED_FROM, max_size=SHARED_FROM + 2)),
+    ENDS,
+)
+ROWS = PROMPTS.flatmap(
     lambda prompts: st.lists(
         st.tuples(st.sampled_from(prompts), st.lists(IDS, min_size=1, max_size=7)), min_size=1, max_size=9
     )
 )
-"""Rows (prompt, completion) that share up to three prompts."""
+"""Rows (prompt, completion) that share up to three prompts, and at times their beginning."""
 
 ONE_LINE = ["qwen2", "qwen3", "llama", "gemma", "gpt2", "lora", "sliding", "gemma3"]
 
@@ -74,13 +80,19 @@ def gradient(policy: Policy, prompts: list[np.ndarray], completions: list[np.nda
 
 
 @given(ROWS)
-def test_a_line_holds_each_prompt_once_and_each_completion_but_its_last_token(
+def test_a_line_holds_each_prompt_and_a_long_beginning_once_and_each_completion_but_its_last_token(
     rows: list[tuple[list[int], list[int]]],
 ) -> None:
     line = lay_out(*arrays(rows), CPU, ())
     ids, position = line.input_ids_1S[0].numpy(), line.position_1S[0].numpy()
     distinct = list(dict.fromkeys(tuple(prompt) for prompt, _ in rows))
-    assert ids.tolist() == [*(i for p in distinct for i in p), *(i for _, c in rows for i in c[:-1])]
+    shared = 0
+    if len(distinct) > 1:
+        shared = next((t for t, ids_of in enumerate(zip(*distinct, strict=False)) if len({*ids_of}) > 1), 1000)
+        shared = min(shared, *(len(p) - 1 for p in distinct))
+        shared = shared if shared >= SHARED_FROM else 0
+    own = [i for p in distinct for i in p[shared:]]
+    assert ids.tolist() == [*distinct[0][:shared], *own, *(i for _, c in rows for i in c[:-1])]
     assert line.token_nL.shape == (len(rows), max(len(p) + len(c) - 1 for p, c in rows))
     sources = iter(line.source_Q[line.source_M].tolist())
     for (prompt, completion), token_L in zip(rows, line.token_nL.numpy(), strict=True):

@@ -99,7 +99,7 @@ def test_layers_beyond_two_keep_what_the_second_keeps(
     model = tiny_model_dir(kind)
     recipe = recipe_of(model, **keys)
     shape = shape_of(model)
-    kept = [memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], n)[0] for n in (1, 2, 4)]
+    kept = [memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 0, n)[0] for n in (1, 2, 4)]
     assert kept[0] < kept[1]
     assert kept[2] == kept[0] + 3 * (kept[1] - kept[0])
 
@@ -110,7 +110,7 @@ def test_a_model_of_one_layer_keeps_what_its_layer_keeps(tiny_model_dir: TinyMod
     config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
     recipe, shape = recipe_of(model), shape_of(model, config)
     found = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 0)
-    assert found.activations == memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 1)[0]
+    assert found.activations == memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 0, 1)[0]
 
 
 def test_of_a_large_micro_batch_some_rows_are_measured(
@@ -118,9 +118,9 @@ def test_of_a_large_micro_batch_some_rows_are_measured(
 ) -> None:
     model = tiny_model_dir()
     recipe, shape = recipe_of(model), shape_of(model)
-    whole = memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 2)[0]
+    whole = memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 0, 2)[0]
     monkeypatch.setattr(memory, "MEASURED", 2e6)
-    assert memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 2)[0] == pytest.approx(whole, rel=0.5)
+    assert memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 0, 2)[0] == pytest.approx(whole, rel=0.5)
 
 
 @pytest.mark.parametrize(("train", "more"), [("full", 80_000), ("lora", 0)])
@@ -215,9 +215,9 @@ def test_prompts_are_looked_at_for_each_number_of_them(
     fewer = recipe.training.model_copy(update={"prompts_per_round": 2})
     looked: list[int] = []
 
-    def lengths(swarm: Recipe, *rest: object) -> list[int]:
+    def lengths(swarm: Recipe, *rest: object) -> tuple[list[int], int]:
         looked.append(swarm.prompts_per_peer)
-        return [5] * swarm.prompts_per_peer
+        return [5] * swarm.prompts_per_peer, 0
 
     monkeypatch.setattr(estimate, "_prompt_lengths", lengths)
     for_all = [(of, peer) for of in (recipe, recipe.model_copy(update={"training": fewer})) for peer in of.peers]
@@ -270,6 +270,7 @@ from ftis.run.assembly import assemble
 from ftis.check.estimate import _shape
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import resident_bytes
+from ftis.engines.rows import shared_beginning
 from ftis.check.memory import peak_memory
 from ftis.check.preflight import sample, seconds_to_learn
 from ftis.recipe.parsing import load
@@ -287,11 +288,12 @@ shape = _shape(peer.model, peer)
 for _ in range(2):
     many = sample(trainer.peer, list(range(4)))
     seconds_to_learn(trainer.peer, many.scored)
-lengths = [len(trainer.peer.member.prompt_ids[item]) for item in range(4)]
+prompts = [trainer.peer.member.prompt_ids[item] for item in range(4)]
+lengths, shared = [len(prompt) for prompt in prompts], shared_beginning(prompts)
 longest = max(len(r) for group in many.own for r in group.rollouts)
 peak = peak_bytes(torch.device("cpu"))  # not ru_maxrss, which may hold that of the parent
 swarm = swarm.model_copy(update={"sampling": swarm.sampling.model_copy(update={"max_completion_length": longest})})
-print(json.dumps([peak_memory(swarm, peer, shape, lengths, program).peak, peak]))
+print(json.dumps([peak_memory(swarm, peer, shape, lengths, program, shared).peak, peak]))
 """
 
 

@@ -25,7 +25,7 @@ from ftis.engines import slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.generate import _generated, generate_sampler
-from ftis.engines.rows import whole_rows
+from ftis.engines.rows import SHARED_FROM, whole_rows
 from ftis.engines.samplers import open_sampler
 from ftis.engines.slots import SlotCache
 from ftis.policy import ModelError, Policy
@@ -103,6 +103,7 @@ def check_ends(rollout: Rollout, ends: frozenset[int], longest: int) -> None:
     st.sampled_from([1, 1000]),
     st.sampled_from([0.0, 1e12]),
     st.booleans(),
+    st.sampled_from([0, 20]),
 )
 def test_greedy_text_is_the_same_however_it_is_drawn(
     tiny_policy: TinyPolicy,
@@ -115,14 +116,17 @@ def test_greedy_text_is_the_same_however_it_is_drawn(
     prefilled: int,
     worth_dropping: float,
     captured: bool,
+    shared: int,
 ) -> None:
-    """In batches and parts, prefilled together, rows dropped and their places taken, over used slots or over all.
+    """In batches and parts, prefilled together, rows dropped and their places taken, over used slots or over all, and
+    with a beginning that all prompts share.
 
     Rows of 24 tokens fit the wider windows, while slots, as rows take the places of others, are more.
     """
     policy = tiny_policy(kind[0], model=kind[1])
     policy.end_ids = ENDS
-    prompts, decoding = rows_of(lengths), Decoding(12, temperature=0.0)
+    beginning, decoding = rows_of([shared], seed=1)[0], Decoding(12, temperature=0.0)
+    prompts = [np.concatenate([beginning, own]) for own in rows_of(lengths)]
     expected = [generate_sampler(policy, [prompt], 1, decoding, 0)[0][0].completion_ids.tolist() for prompt in prompts]
     config = policy.model.config
     with pytest.MonkeyPatch.context() as patch:
@@ -130,7 +134,7 @@ def test_greedy_text_is_the_same_however_it_is_drawn(
         patch.setattr(slots, "CPU_CACHE_BYTES", rows_that_fit * slots.row_bytes(config, 36, 4))
         within = slots.CPU_CACHE_BYTES // slots.prefill_bytes(config, prefilled * max(lengths), 4)
         patch.setattr(slots, "PREFILL_PARTS", max(1, within))
-        if captured and kind not in (("sliding", {}), ("gemma3", {})):
+        if captured and (kind[0] not in ("sliding", "gemma3") or (kind[1] and not shared)):
             capture_steps(patch)
         groups = sampler(policy, prompts, repeats, decoding, 0, batch_size)
     assert tokens(groups) == [[ids] * repeats for ids in expected]
@@ -707,6 +711,23 @@ def test_a_turn_reads_the_answer_and_the_token_before_it(
     builtin_sampler(policy, rows_of([8]), 1, decoding, 0)  # whose beginning nobody drew
     assert read == [len(turns) * (1 + 2)]
     assert len(set(made)) == 1
+
+
+def test_a_beginning_that_all_prompts_share_is_read_once(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, by_decoder, by_model = tiny_policy(), list[int](), list[tuple[int, ...]]()
+    assert fuses(policy.model)
+    monkeypatch.setattr(
+        FusedDecoder, "read", noted(FusedDecoder.read, lambda of, token_M, *_: by_decoder.append(len(token_M)))
+    )
+    policy.model.model.layers[0].mlp.register_forward_hook(lambda of, args, out: by_model.append(tuple(out.shape[:2])))
+    for shared, read, passed in ((SHARED_FROM, [3 + 9 + 5 + 3], (1, SHARED_FROM - 1)), (4, [], (3, 4 + 9))):
+        (beginning,), own = rows_of([shared], seed=1), rows_of([3, 9, 5])
+        builtin_sampler(policy, [np.concatenate([beginning, ids]) for ids in own], 2, Decoding(5), 0)
+        assert (by_decoder, by_model) == (read, [passed])
+        by_decoder.clear()
+        by_model.clear()
 
 
 @pytest.mark.parametrize(("kind", "alone"), [("llama", True), ("qwen3.5", False), ("sliding", False)])

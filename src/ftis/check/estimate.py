@@ -20,6 +20,7 @@ from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_lin
 from ftis.engines.machine import available_bytes, nearest_existing, resident_bytes
 from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
 from ftis.engines.offload import BANDWIDTH, bandwidth
+from ftis.engines.rows import shared_beginning
 from ftis.models import starters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
@@ -374,7 +375,7 @@ def _examined(swarm: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Sha
 def _examine(
     peers: Sequence[tuple[Recipe, PeerConfig]], lines: list[str]
 ) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
-    program, lengths = resident_bytes(), dict[tuple[str, str], list[int]]()
+    program, lengths = resident_bytes(), dict[tuple[str, str], tuple[list[int], int]]()
     for swarm, peer in peers:
         source = starters.place_of(peer.model)
         try:
@@ -382,7 +383,8 @@ def _examine(
             key = source, swarm.model_dump_json(include=OF_PROMPTS)
             if key not in lengths:
                 lengths[key] = _prompt_lengths(swarm, shape.tokenizer, lines)
-            yield peer, shape, peak_memory(swarm, peer, shape, lengths[key], program)
+            of_prompts, shared = lengths[key]
+            yield peer, shape, peak_memory(swarm, peer, shape, of_prompts, program, shared)
         except CANNOT_EXAMINE as error:
             lines.append(f"{peer.name}: {peer.model} cannot be examined ({first_line(error)})")
 
@@ -395,13 +397,14 @@ def _shape(source: str, peer: PeerConfig) -> Shape:
     return Shape(config, tokenizer, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
 
 
-def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> list[int]:
-    """Lengths of the first round's prompts, in tokens; a line says so if they are unknown."""
+def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> tuple[list[int], int]:
+    """Lengths of the first round's prompts, in tokens, and of what they all begin with; a line says if unknown."""
     try:
         task = load_task(swarm.task)
         n = swarm.prompts_per_peer
         items = sorted({item for peer in swarm.peers for item in assigned(swarm, len(task.train), peer.name, 0)[:n]})
-        return [len(render_prompt(task.train[item], swarm.prompt, tokenizer)) for item in items]
+        prompts = [render_prompt(task.train[item], swarm.prompt, tokenizer) for item in items]
+        return [len(prompt) for prompt in prompts], shared_beginning(prompts)
     except FtisError as error:
         lines.append(f"prompts: taken to have {UNKNOWN_PROMPT} tokens, since they are not known ({error})")
-        return [UNKNOWN_PROMPT] * swarm.training.prompts_per_round
+        return [UNKNOWN_PROMPT] * swarm.training.prompts_per_round, 0

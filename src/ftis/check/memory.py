@@ -116,13 +116,16 @@ class Shape:
     trained: int
 
 
-def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], program: int) -> Memory:
+def peak_memory(
+    swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], program: int, shared: int = 0
+) -> Memory:
     """The memory of ``peer`` if every completion has the maximum length and every group carries signal.
 
     Args:
         swarm: with exactly the peers of the swarm.
         prompt_lengths: in tokens, of the prompts of one round, the others' too.
         program: see :class:`Memory`.
+        shared: the tokens with which all of these prompts begin.
     """
     device = resolve_device(peer.device)
     dtype = resolve_dtype(peer.dtype, device)
@@ -160,7 +163,7 @@ def peak_memory(swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: S
 
     ends = embedding * (1 if text.tie_word_embeddings else 2)
     with with_threads(1):  # on busy cores the small products of two threads take ten times the processor seconds
-        one, two = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, n) for n in (1, 2))
+        one, two = (_kept_by_autograd(swarm, peer, shape, prompt_lengths, shared, n) for n in (1, 2))
     kept = one.size + (layers - 1) * (two.size - one.size)
     head = 3 * TOKENS_AT_ONCE[device_kind(device)] * vocabulary * FLOAT
     head_gradient = embedding * FLOAT if peer.train == "full" else 0
@@ -212,7 +215,7 @@ class Kept(NamedTuple):
 
 
 def _kept_by_autograd(
-    swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], layers: int
+    swarm: Recipe, peer: PeerConfig, shape: Shape, prompt_lengths: Sequence[int], shared: int, layers: int
 ) -> Kept:
     """The activations of a step of a model of so many layers."""
     from transformers import AutoModelForCausalLM
@@ -227,7 +230,7 @@ def _kept_by_autograd(
     small = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     policy = Policy(small, shape.tokenizer, peer)
     policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device, shape.config, peer)
-    prompts, completions = _step(swarm, prompt_lengths)
+    prompts, completions = _step(swarm, prompt_lengths, shared)
     parts = policy.split(prompts, completions, peer.tokens_per_microbatch)
     largest = max(parts, key=lambda part: len(part) * max(len(prompts[r]) + len(completions[r]) for r in part))
     tokens = sum(len(prompts[r]) + len(completions[r]) for r in largest)
@@ -255,10 +258,12 @@ def _kept_by_autograd(
     return Kept(measured * len(largest) // len(rows), len(parts), likely_length)
 
 
-def _step(swarm: Recipe, prompt_lengths: Sequence[int]) -> tuple[list[Ints], list[Ints]]:
+def _step(swarm: Recipe, prompt_lengths: Sequence[int], shared: int) -> tuple[list[Ints], list[Ints]]:
     """Made-up rows of one optimiser step."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCABULARY, n).astype(np.int32) for n in prompt_lengths]
+    for prompt in prompts:
+        prompt[:shared] = prompts[0][:shared]
     rows = [prompt for prompt in prompts for _ in range(swarm.sampling.num_generations)]
     step = rng.permutation(len(rows))[: -(-len(rows) // swarm.training.steps_per_generation)]
     completion = rng.integers(0, VOCABULARY, swarm.sampling.max_completion_length).astype(np.int32)

@@ -1,8 +1,9 @@
 """The built-in sampler, for decoders with full attention, or within a sliding window, in every layer.
 
-It prefills each prompt once per group, keeps keys and values in preallocated slots, drops finished rows from the batch,
-refills it with waiting prompts, and takes decoding steps in few operations (:mod:`ftis.engines.decoder`). If
-the model allows no such steps, transformers' ``generate`` draws rows that reach beyond a window.
+It prefills each prompt once per group, and a long beginning that all prompts share once. It keeps keys and values in
+preallocated slots, drops finished rows from the batch, refills it with waiting prompts, and takes decoding steps in
+few operations (:mod:`ftis.engines.decoder`). If the model allows no such steps, transformers' ``generate`` draws rows
+that reach beyond a window.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers import LogitsProcessorList
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
-from ftis.engines.rows import as_groups, in_parts, left_padded, whole_rows
+from ftis.engines.rows import as_groups, in_parts, left_padded, shared_beginning, whole_rows
 from ftis.engines.samplers import InPlace
 from ftis.engines.slots import (
     KeptPart,
@@ -187,14 +188,17 @@ class _Rows:
         prompts = [self.prompt_ids[i] for i in chosen]
         longest = max(map(len, prompts))
         cache = SlotCache(self.policy.model, longest + self.steps)
-        found = self.kept.find(prompts) if self.kept is not None else None
-        if found is None or self.kept is None:
+        kept = self.kept
+        found = kept.find(prompts) if kept is not None else None
+        if found is None and (kept := self._shared(prompts)) is not None:
+            found = kept.find(prompts)
+        if found is None or kept is None:
             logits = self._read(cache, prompts, 0)
         else:
             start_P = np.array([longest - len(ids) for ids in prompts])
             known_P = start_P + np.array([n for _, _, n in found])
             read = int(known_P.min() if self.decoder is None else known_P.max())
-            of_layers = self.kept.taken(found, start_P.tolist(), read, cache.capacity)
+            of_layers = kept.taken(found, start_P.tolist(), read, cache.capacity)
             for layer, (keys, values) in zip(cache.slots, of_layers, strict=True):
                 layer.take(keys, values, read)
             logits = (
@@ -224,6 +228,21 @@ class _Rows:
         self.active = torch.cat([self.active, torch.ones_like(number_n, dtype=torch.bool)])
         self._update_visible()
         return logits.repeat_interleave(self.repeats, 0)
+
+    def _shared(self, prompts: Sequence[Ints]) -> KeptRows | None:
+        """Keys and values of the beginning that prompts share; None if it is short, or less than half of the longest.
+
+        The fused decoder reads on behind it. It stores all attention weights, so it reads no long rest.
+        """
+        shared = shared_beginning(prompts)
+        if self.decoder is None or 2 * shared < max(map(len, prompts)):
+            return None
+        beginning = prompts[0][:shared]
+        cache = SlotCache(self.policy.model, shared - 1)
+        self._read(cache, [beginning[:-1]], 0)
+        cache.map(lambda rows: rows.to(self.policy.compute_dtype))
+        only = torch.zeros(1, dtype=torch.int64, device=self.policy.device)
+        return KeptRows([KeptPart(only, only, list(zip(*cache.all_slots(), strict=True)))], [beginning])
 
     def _read(self, cache: SlotCache, prompts: Sequence[Ints], read: int) -> Tensor:
         """Fill a cache with prompts behind its first ``read`` slots. Returns their logits."""

@@ -1,8 +1,9 @@
 """Rows that begin with the same prompts, run through a model as one line of tokens.
 
 Only a decoder's attention mixes tokens. So the tokens of a micro-batch's rows can go through the rest in one line [1,
-S], without padding, and with each distinct prompt once, however many completions it has. Attention lays the tokens out
-as rows, and puts its results back into the line. The gradients are those of the rows.
+S], without padding, and with each distinct prompt once, however many completions it has. A long beginning that all
+prompts share, such as worked examples, is there once too. Attention lays the tokens out as rows, and puts its results
+back into the line. The gradients are those of the rows.
 
 :func:`runs_lines` checks whether a model can be run like this.
 """
@@ -23,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ftis.engines.kept import callable_as_kept, within_tolerance
 from ftis.engines.lengths import BySwitch, switch_of
 from ftis.engines.models import UNABLE
-from ftis.engines.rows import PaddedRows
+from ftis.engines.rows import PaddedRows, shared_beginning
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import Forward
 from ftis.rollouts import Ints
@@ -69,19 +70,22 @@ def lay_out(
     prompt_n = np.array([numbers.setdefault(ids.astype(np.int64).tobytes(), len(numbers)) for ids in prompt_ids])
     prompts = [prompt_ids[row] for row in np.unique(prompt_n, return_index=True)[1]]
     inputs = [ids[:-1] for ids in completion_ids]
-    prompt_length, prompt_start = _extents(prompts, 0)
-    length_n, start_n = _extents(inputs, int(prompt_length.sum()))
-    before_n = prompt_length[prompt_n]
+    shared = shared_beginning(prompts)
+    own = [prompt[shared:] for prompt in prompts]
+    own_length, own_start = _extents(own, shared)
+    length_n, start_n = _extents(inputs, shared + int(own_length.sum()))
+    before_n = shared + own_length[prompt_n]
     end_n = before_n + length_n
 
     n, longest = len(inputs), int(end_n.max())
     t = np.arange(longest)
     within_prompt, within = t < before_n[:, None], t < end_n[:, None]
-    in_prompt, in_completion = prompt_start[prompt_n][:, None] + t, (start_n - before_n)[:, None] + t
+    in_prompt = np.where(t < shared, t, (own_start - shared)[prompt_n][:, None] + t)
+    in_completion = (start_n - before_n)[:, None] + t
     token_nL = np.where(within_prompt, in_prompt, np.where(within, in_completion, 0))
 
     token, place = token_nL[within], np.arange(n * longest).reshape(n, longest)[within]
-    place_S = np.empty(prompt_length.sum() + length_n.sum(), dtype=np.int64)
+    place_S = np.empty(shared + own_length.sum() + length_n.sum(), dtype=np.int64)
     place_S[token[::-1]] = place[::-1]  # the first of several places, since it is written last
     source_Q, source_M = np.unique(token_nL[within & (t >= before_n[:, None] - 1)], return_inverse=True)
 
@@ -89,7 +93,7 @@ def lay_out(
         return torch.from_numpy(array).to(device)
 
     return Line(
-        input_ids_1S=tensor(np.concatenate([*prompts, *inputs]).astype(np.int64))[None],
+        input_ids_1S=tensor(np.concatenate([prompts[0][:shared], *own, *inputs]).astype(np.int64))[None],
         position_1S=tensor(place_S % longest)[None],
         token_nL=tensor(token_nL),
         place_S=tensor(place_S),

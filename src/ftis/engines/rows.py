@@ -17,6 +17,9 @@ from ftis.policy import Forward, Policy
 from ftis.rollouts import Ints, Rollout, pad
 from ftis.sampling import Decoding, Draw
 
+SHARED_FROM = 17
+"""The fewest tokens of a beginning that prompts share for which the model runs on it once."""
+
 
 @dataclass(frozen=True)
 class PaddedRows(Forward):
@@ -46,6 +49,16 @@ class PaddedRows(Forward):
             [np.arange(len(p) - 1 - first, len(r) - first) for p, r in zip(prompts, rows, strict=True)]
         )
         return output_nLX[torch.from_numpy(row_M), torch.from_numpy(at_M)]
+
+
+def shared_beginning(prompts: Sequence[Ints]) -> int:
+    """Count the tokens with which all of several prompts begin, less the last of the shortest; 0 for a few."""
+    if len(prompts) == 1:
+        return 0
+    most = min(map(len, prompts)) - 1
+    same = np.all([ids[:most] == prompts[0][:most] for ids in prompts], axis=0)
+    shared = most if same.all() else int(same.argmin())
+    return shared if shared >= SHARED_FROM else 0
 
 
 def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
