@@ -203,6 +203,10 @@ LUFFY = Objective(ratio=shaped_on_foreign, selections=(foreign_positives,))
 """Policy shaping of foreign traces (Yan et al., arXiv 2504.14945). The source's foreign traces are a teacher's right
 answers, in one group with own rollouts. Here they are the successes of other peers, in groups of theirs."""
 
+IMITATION = Objective(advantage=one_for_foreign_successes, ratio=score_on_foreign)
+"""GRPO on own rollouts and supervised learning of others' successes at once, without log-probabilities of others. A
+prompt's own rollouts are a group, so it wants prompts that are not shared."""
+
 SFT_THEN_ALONE = Objective(advantage=one_for_foreign_successes, ratio=score_on_foreign, selections=(ForeignFirst,))
 """Supervised fine-tuning on what others solved, then GRPO alone; the order that arXiv 2604.23747 found best."""
 

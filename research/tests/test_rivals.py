@@ -94,7 +94,7 @@ def dro(logp: Row, old: Row, gen: Row, advantage: float, own: bool) -> tuple[flo
 
 REFERENCES: dict[str, OfRow] = {
     "GSPO_OVER_GENERATOR": gspo, "HACPO": hacpo, "TOPR": topr, "LUFFY": luffy,
-    "SFT_THEN_ALONE": score, "SGT": score, "DRO": dro, "SGT_SHAPED": luffy,
+    "IMITATION": score, "SFT_THEN_ALONE": score, "SGT": score, "DRO": dro, "SGT_SHAPED": luffy,
 }  # fmt: skip
 
 
