@@ -28,7 +28,6 @@ from ftis.honesty.evidence import (
     Detector,
     Ratios,
     mixtures,
-    per_unit,
     ratios_of,
     share_of,
 )
@@ -332,15 +331,6 @@ def test_ratios_are_to_the_reported_probability_in_the_senders_favour() -> None:
     assert ratios.old_NU[0].tolist() == pytest.approx([math.exp(0.5 - TOLERANCE), math.exp(-0.5 - TOLERANCE)])
     assert ratios.counts_NUC.max() < 1e-290
     assert ratios.known_P.tolist() == [True]
-
-
-def test_ratios_of_units_are_those_of_all_their_tokens() -> None:
-    rollout = Rollout(ints(1, 2, 3), floats(-1.0, -0.3), unit=ints(0, 0, 1))
-    assert per_unit(rollout, np.array([1.0, 2.0, 4.0])).tolist() == [3, 4]
-    ratios = ratios_of([rollout], np.zeros(1, np.int64), Past(), [floats(-0.5, -0.25, -0.125)])
-    assert np.log(ratios.old_NU[0]).tolist() == pytest.approx(
-        [-0.75 + 1.0 - 2 * TOLERANCE, -0.125 + 0.3 - TOLERANCE], abs=1e-6
-    )
 
 
 def test_shorter_completions_add_nothing_behind_their_end() -> None:

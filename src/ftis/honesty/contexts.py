@@ -87,11 +87,13 @@ class Contexts:
     def _parts(self, completions: Sequence[Ints]) -> Iterator[list[Ints]]:
         """The completions in parts of at most ``most_keys`` tokens, so that no message takes more room than two."""
         part: list[Ints] = []
+        tokens = 0
         for ids in completions:
-            if part and sum(map(len, part)) + len(ids) > self.most_keys:
+            if part and tokens + len(ids) > self.most_keys:
                 yield part
-                part = []
+                part, tokens = [], 0
             part.append(ids)
+            tokens += len(ids)
         if part:
             yield part
 
@@ -115,8 +117,8 @@ class Contexts:
         young, old = self._young[table], self._old[table]
         order = np.argsort(keys, kind="stable")
         in_order = keys[order]
-        first = np.flatnonzero(np.r_[True, in_order[1:] != in_order[:-1]][: len(keys)])
-        repeats = np.diff(np.r_[first, len(keys)])
+        first = np.flatnonzero(np.diff(in_order, prepend=-1))
+        repeats = np.diff(first, append=len(keys))
         unique = in_order[first].tolist()
         known = np.array([young.get(key, 0) for key in unique], dtype=np.int64)
         before = known + np.array([old.get(key, 0) for key in unique], dtype=np.int64)
@@ -170,8 +172,8 @@ def _keys(completions: Sequence[Ints]) -> Iterator[Keys]:
     """Of each token: its context of two tokens with it and without, and that of one token, as numbers."""
     starts = np.full(2, START, dtype=np.int64)
     padded = np.concatenate([np.zeros(0, np.int64), *(part for ids in completions for part in (starts, ids))])
-    inside = np.concatenate([np.zeros(0, bool), *(np.r_[False, False, np.ones(len(ids), bool)] for ids in completions)])
-    place = np.flatnonzero(inside)
+    lengths = [len(ids) for ids in completions]
+    place = np.arange(sum(lengths)) + 2 * np.repeat(np.arange(len(lengths)) + 1, lengths)
     if (highest := int(padded[place].max(initial=0))) >= START:
         raise FtisError(
             f'token id {highest}: the honesty test tells ids below {START} apart: set honesty.action = "off"'

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ftis.honesty.contexts import Past
 from ftis.honesty.spellings import OTHER
-from ftis.rollouts import Floats, Rollout, pad
+from ftis.rollouts import Floats, Rollout
 
 LARGEST_SHARE = 0.02
 """The largest s, what each component gives away at each token, to all of them equally (Herbster and Warmuth 1998). So
@@ -177,33 +177,23 @@ def ratios_of(
     """The components' predictions of a message. ``past`` takes the message in.
 
     Args:
-        rollouts: of one sender and round, group after group, as the sender sampled them.
+        rollouts: of one sender and round, group after group, as the sender sampled them; each token is a unit.
         group_N: the group of each, ascending, from 0.
         old_logp: log π_old of each rollout's tokens; None if it is not known.
     """
-    ends = np.cumsum([len(r) for r in rollouts])[:-1]
-    ids = [r.completion_ids for r in rollouts]
+    length_N = np.array([len(rollout) for rollout in rollouts])
+    there_NU = np.arange(length_N.max()) < length_N[:, None]
+    reported_T = np.concatenate([rollout.gen_logp for rollout in rollouts]).astype(np.float64) + TOLERANCE
 
-    def ratio(rollout: Rollout, log_q: Floats64) -> Floats64:
-        reported = rollout.gen_logp + TOLERANCE * per_unit(rollout, np.ones(len(rollout)))
-        cut: Floats64 = np.minimum(per_unit(rollout, log_q) - reported, LARGEST_LOG_RATIO)
-        return np.exp(cut)
+    def ratio(log_q_T: Floats64) -> Floats64:
+        ratio_NU = np.zeros(there_NU.shape)
+        ratio_NU[there_NU] = np.exp(np.minimum(log_q_T - reported_T, LARGEST_LOG_RATIO))
+        return ratio_NU
 
+    ids = [rollout.completion_ids for rollout in rollouts]
     q_TC = np.where(np.concatenate(ids)[:, None] == OTHER, MIN_Q, past.probabilities(ids))
-    by_way = [np.split(log_q, ends) for log_q in np.log(np.maximum(q_TC, MIN_Q)).T]
-    from_counts = [pad([ratio(r, log_q) for r, log_q in zip(rollouts, of_one, strict=True)]) for of_one in by_way]
-    unknown = [np.full(len(r), -np.inf) for r in rollouts]
-    olds = [un if old is None else old.astype(np.float64) for old, un in zip(old_logp, unknown, strict=True)]
-    from_old = [ratio(r, old) for r, old in zip(rollouts, olds, strict=True)]
+    counts_NUC = np.stack([ratio(log_q_T) for log_q_T in np.log(np.maximum(q_TC, MIN_Q)).T], axis=2)
     known_N = np.array([old is not None for old in old_logp])
-    known_P = np.bincount(group_N, known_N) > 0
-    length_N = np.array([len(rollout.gen_logp) for rollout in rollouts])
-    return Ratios(np.stack(from_counts, axis=2), pad(from_old), length_N, group_N, known_P)
-
-
-def per_unit(rollout: Rollout, values: Floats64) -> Floats64:
-    """Sums of a rollout's values over its units: [T] to [U]."""
-    if rollout.unit is None:
-        return values
-    sums: Floats64 = np.add.reduceat(values, np.flatnonzero(np.diff(rollout.unit, prepend=-1)))
-    return sums
+    olds = [np.full(n, -np.inf) if old is None else old for n, old in zip(length_N, old_logp, strict=True)]
+    old_NU = ratio(np.concatenate(olds).astype(np.float64))
+    return Ratios(counts_NUC, old_NU, length_N, group_N, np.bincount(group_N, known_N) > 0)

@@ -81,7 +81,7 @@ class Frequent:
 
     def _know(self, keys: Keys) -> None:
         unique, counts = np.unique(keys[keys % 2**ID_BITS != OTHER], return_counts=True)
-        is_new = ~np.isin(unique, self._keys)
+        is_new = ~_lookup(self._keys, unique)[1]
         new = unique[is_new][np.argsort(-counts[is_new], kind="stable")][: MOST_KEYS // 2]
         best_A = self._log_r_AK.max(1)
         kept = np.argsort(-best_A, kind="stable")[: MOST_KEYS - len(new)]
@@ -116,9 +116,9 @@ class Frequent:
 
 def _keys(rollouts: Sequence[Rollout]) -> Keys:
     """The two keys of each token of the rollouts, end to end: anywhere, and behind the token before it. [2, T]."""
-    ids = [r.completion_ids.astype(np.int64) for r in rollouts]
-    token_T = np.concatenate(ids)
-    before_T = np.concatenate([np.r_[START, of[:-1]] for of in ids])
+    token_T = np.concatenate([r.completion_ids for r in rollouts]).astype(np.int64)
+    before_T = np.append(START, token_T[:-1])
+    before_T[np.cumsum([len(r) for r in rollouts])[:-1]] = START
     return np.stack([ANYWHERE << ID_BITS | token_T, before_T << ID_BITS | token_T])
 
 
@@ -129,6 +129,7 @@ def _gains(rollouts: Sequence[Rollout]) -> Floats64:
 
 
 def _lookup(among: Keys, keys: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """The place of each key among sorted ones, and whether it is there."""
-    place = np.searchsorted(among, keys).clip(max=len(among) - 1)
-    return place, among[place] == keys
+    """The place of each key among sorted ones, and whether it is there. The place is 0 if it is not."""
+    place = np.searchsorted(among, keys)
+    known = np.append(among, -1)[place] == keys
+    return np.where(known, place, 0), known
