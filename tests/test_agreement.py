@@ -304,3 +304,17 @@ def test_what_bfloat16_rounds_is_no_difference(kind: str, peer: dict[str, Any], 
     with pytest.raises(ModelError, match="the sampler"):
         require_agreement(policy, prompts, off, Decoding(30), in_place=True)
     require_agreement(policy, prompts, off, Decoding(30))  # another engine's rounding
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 400])
+def test_a_short_row_in_bfloat16_may_differ_more_than_a_long_one(count: int, tiny_policy: TinyPolicy) -> None:
+    """Differences of d in each of n tokens count √(n / (n + 8)) d, and a single one a tenth of it."""
+    policy = tiny_policy(dtype="bfloat16")
+    (prompt, ids) = rows_of([4, count])
+    plain = plain_logps(policy, Rows([prompt], [ids]), [Decoding(count)])[0][0]
+    off = Rollout(ids, plain - 0.25)
+    expected = 0.25 * (count / (count + 8)) ** 0.5
+    assert gaps(policy, [prompt], [off], Decoding(count)).sampler == pytest.approx(expected, rel=1e-3)
+    one_off = Rollout(ids, plain - 0.25 * (np.arange(count) == 0))
+    expected = max(0.25 / 10, 0.25 / (count + 8) ** 0.5)
+    assert gaps(policy, [prompt], [one_off], Decoding(count)).sampler == pytest.approx(expected, rel=1e-3)
