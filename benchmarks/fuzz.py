@@ -117,7 +117,7 @@ def hold(condition: object, what: str) -> None:
 
 def text_admitter() -> Admitter:
     """That of a run which exchanges text, with a vocabulary of few symbols."""
-    reader = TextReader(TEXT_TERMS.tokenizer, LEARNER, END_OF_LEARNER, [END_OF_LEARNER], lambda item: MOST_TOKENS)
+    reader = TextReader(TEXT_TERMS.tokenizer, LEARNER, END_OF_LEARNER, [END_OF_LEARNER], lambda *_: MOST_TOKENS)
     return Admitter(terms_of_text(TEXT_TERMS), score, detokenize, spoken, reader)
 
 

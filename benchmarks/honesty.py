@@ -20,8 +20,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load
 from ftis.records.reading import read_study
 from ftis.records.writing import read_rollouts
-from ftis.rollouts import MIN_LOGP, Group, Ints, Rollout, ScoredGroup, collate
+from ftis.rollouts import MIN_LOGP, Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
 
 
@@ -62,7 +61,6 @@ def learners(directory: Path) -> Iterator[tuple[Recipe, str, Path]]:
 
 def judged_rounds(own: str, directory: Path, lie: float) -> Iterator[Judged]:
     """The recorded rounds as they were judged, with others' log-probabilities lowered by ``lie``."""
-    prompt_ids: Mapping[int, Ints] = defaultdict(lambda: np.zeros(1, np.int32))
     for file in sorted((directory / "rollouts").glob("round-*.parquet")):
         rows = read_rollouts(directory, int(file.stem.rpartition("-")[2]))
         groups, old = [], []
@@ -76,8 +74,8 @@ def judged_rounds(own: str, directory: Path, lie: float) -> Iterator[Judged]:
         known = np.array([row for row, logp in enumerate(old) if logp is not None], dtype=np.int64)
         advantage_N = torch.zeros(len(rows))
         advantage_N[known] = 1.0
-        none = np.zeros(0, np.float32)
-        yield Judged(collate(groups, prompt_ids, own), advantage_N, known, [old[row] for row in known], None, none)
+        none, batch = np.zeros(0, np.float32), collate(groups, lambda *_: np.zeros(1, np.int32), own)
+        yield Judged(batch, advantage_N, known, [old[row] for row in known], None, none)
 
 
 def examined(directory: Path, lie: float = 0.0) -> Found:

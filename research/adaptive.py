@@ -152,16 +152,16 @@ class Insider:
                 at = find(rollout.completion_ids, end)
                 if reward > 0 and at is not None and left:
                     longer = spliced(rollout, at, at, text, np.zeros(len(text), np.float32))
-                    rows.append(self.as_believed(scored.group.item, longer, at, text))
+                    rows.append(self.as_believed(scored.group, longer, at, text))
                     left -= 1
                 else:
                     rows.append(rollout if self.kind == "payload" and not reward else nonsense(peer, rng))
             groups.append(replace(scored.group, rollouts=tuple(rows)))
         return groups
 
-    def as_believed(self, item: int, rollout: Rollout, at: int, text: Ints) -> Rollout:
+    def as_believed(self, group: Group, rollout: Rollout, at: int, text: Ints) -> Rollout:
         """The planted tokens at the victim's own log-probabilities."""
-        prompt, policy = self.victim.member.prompt_ids[item], self.victim.policy
+        prompt, policy = self.victim.member.prompt_ids(group.item, group.round), self.victim.policy
         (logps,) = policy.logps([prompt], [rollout.completion_ids], self.victim.decoding.temperature)
         reported: Floats = rollout.gen_logp.astype(np.float32).copy()
         reported[at : at + len(text)] = logps[at : at + len(text)]

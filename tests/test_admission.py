@@ -155,7 +155,7 @@ def test_a_completion_that_the_reward_function_fails_on_rejects_its_group_and_le
     failure: type[Exception] = CompletionError
 
     def failing(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
-        if prompt is TERMS.prompts[0]:
+        if prompt.item == 0:
             raise failure("reward.function 'mine.reward' raised ValueError: no number")
         return (1.0,) * len(completions)
 

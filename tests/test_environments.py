@@ -32,7 +32,7 @@ from toys_of_turns import Echo, Priceless, Slow
 from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
-from ftis.admission import Admission, Admitter, Reason
+from ftis.admission import Admission, Admitter, Collected, Reason
 from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
@@ -41,11 +41,11 @@ from ftis.environments.calculator import Calculator, calculated
 from ftis.environments.contract import open_environment
 from ftis.environments.play import MARK, OVERDUE, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
-from ftis.peer import Drawn
+from ftis.peer import Drawn, Peer
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
 from ftis.records.files import checkpoint_path
-from ftis.rollouts import Group, Ints, Observed, Prompt, Rollout, ScoredGroup
+from ftis.rollouts import Batch, Group, Ints, Observed, Prompt, Rollout, ScoredGroup
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.prepare import _owns_reward
@@ -563,16 +563,85 @@ def test_an_alarm_at_the_end_of_a_turn_leaves_no_other(monkeypatch: pytest.Monke
             signal.signal(number, handler)
 
 
-def test_a_seed_is_of_the_run_and_the_problem_and_only_for_those_that_take_one() -> None:
-    def drawn(path: str, of_run: int, item: int, **columns: Any) -> str:
+def test_a_seed_is_of_run_round_and_problem_and_only_for_those_that_take_one() -> None:
+    def drawn(path: str, of_run: int, item: int, round: int | None = None, **columns: Any) -> str:
         environment = dataclasses.replace(open_environment(path, apart=False), seed=of_run)
-        return environment.play(Prompt(item, "3+4", "7", columns), ()).observation
+        return environment.play(Prompt(item, "3+4", "7", columns, round), ()).observation
 
     dice = partial(drawn, "toys_of_turns.Dice")
     assert dice(1, 2) == dice(1, 2)
-    assert len({dice(seed, item) for seed in range(2) for item in range(2)}) == 4
+    assert len({dice(seed, item, round) for seed in range(2) for item in range(2) for round in (None, 0, 1)}) == 12
     assert dice(1, 2, seed=5) == "5."
     assert drawn("toys_of_turns.Echo", 1, 2) == "?"
+
+
+@pytest.mark.parametrize("way", ["in time", "late", "late, as text", "sampled ahead", "resumed"])
+def test_an_episode_has_the_seed_of_the_round_in_which_it_was_drawn(
+    way: str, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, late = way in ("sampled ahead", "resumed"), way.startswith("late")
+    recipe = load(
+        write_recipe(
+            tmp_path,
+            {name: {"model": models[name]} for name in "ab"},
+            top={"exchange": "text" if "text" in way else "ids"},
+            task={"train_size": 4, "validation_size": 4, "environment": "toys_of_turns.Dice"},  # each in each round
+            training={"overlap": int(ahead)},
+            sampling={"max_completion_length": 16, "max_turns": 3, "stop": ["1", "+", "="]},
+            network={"max_staleness": 1},
+        )
+    )
+    asked, batches = list[tuple[Prompt, Ints]](), list[Batch]()
+    go_on, learn_from = Player.go_on, Peer.learn_from
+
+    def going_on(play: Player, groups: Any, prompts: Any, prompt_ids: Any, *rest: Any) -> Any:
+        asked.extend(zip(prompts, prompt_ids, strict=True))
+        return go_on(play, groups, prompts, prompt_ids, *rest)
+
+    def learning(peer: Peer, round: int, batch: Batch, *rest: Any) -> Any:
+        batches.append(batch)
+        return learn_from(peer, round, batch, *rest)
+
+    monkeypatch.setattr(Player, "go_on", going_on)
+    monkeypatch.setattr(Peer, "learn_from", learning)
+    a, b = (assemble(recipe, name, tmp_path / name, networked=True) for name in "ab")
+    sent = [a.peer.begin(0).message]
+    if ahead:
+        a.peer.sample_ahead(1)
+    a.peer.finish(0, Collected({}))
+    if way == "resumed":
+        a.save()
+        a.close()
+        a = assemble(recipe, "a", tmp_path / "a", resume_step=1, networked=True)
+    assert (a.peer.ahead is None) != ahead
+    sent.append(a.peer.begin(1).message)
+    for round in range(2):
+        b.peer.begin(round)
+        in_time = {} if late and not round else {"a": sent[round]}
+        b.peer.finish(round, Collected(in_time, late=(("a", 0, sent[0]),) if late and round else ()))
+    a.close()
+    b.close()
+    detokenize, problems = a.peer.policy.detokenize, a.peer.member.task.train
+    hidden = {
+        (item, round): np.random.SeedSequence((recipe.seed, item, round + 1)).generate_state(1)[0] % 1000
+        for item in range(4)
+        for round in range(2)
+    }
+    assert all(hidden[item, 0] != hidden[item, 1] for item in range(4))
+    foreign, answers = [], 0
+    for batch in batches:
+        for row, played in enumerate(batch.rollouts):
+            place = int(batch.item_N[row]), int(batch.round_N[row])
+            prompt = f"{problems[place[0]].question}{hidden[place]}="
+            assert detokenize(batch.prompt_ids[row].tolist()) == prompt
+            assert {detokenize(of.ids.tolist()) for of in played.observed} <= {str(hidden[place])}
+            foreign += [] if batch.own_N[row] else [place]
+            answers += len(played.observed)
+    assert answers > 10
+    assert set(foreign) == {(item, round) for round in range(2) for item in a.peer.member.assigned("a", round)}
+    for problem, ids in asked:
+        assert problem.round is not None
+        assert detokenize(ids.tolist()) == f"{problem.question}{hidden[problem.item, problem.round]}="
 
 
 def test_an_environment_that_a_program_gives_plays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

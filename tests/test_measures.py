@@ -37,7 +37,7 @@ def judged_batch() -> Judged:
         scored("ada", 1, (0.0, 0.0), (1, 1)),
         scored("bob", 2, (1.0, 0.0), (2, 3)),
     ]
-    batch = collate(groups, {item: np.array([1], np.int32) for item in range(3)}, "ada")
+    batch = collate(groups, lambda *_: np.array([1], np.int32), "ada")
     advantage = torch.tensor([1.0, -1.0, 0.0, 0.0, 1.0, -1.0])
     rows = np.array([0, 1, 4, 5])
     old = [batch.rollouts[r].gen_logp - np.float32(r >= 4) for r in rows.tolist()]
@@ -87,7 +87,7 @@ def test_own_metrics_by_hand() -> None:
 def test_a_group_of_equal_fractions_has_no_signal() -> None:
     """Their standard deviation is not 0 in floating point."""
     groups = [scored("ada", item, (0.01,) * 12, (1,) * 12) for item in range(2)]
-    batch = collate(groups, {item: np.array([1], np.int32) for item in range(2)}, "ada")
+    batch = collate(groups, lambda *_: np.array([1], np.int32), "ada")
     assert batch.reward_N[:12].std() > 0
     judged = Judged(batch, torch.zeros(24), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32))
     assert own_metrics(judged, Update((), (), np.zeros(0, np.int64), None), {END})["frac_reward_zero_std"] == 1.0

@@ -288,7 +288,7 @@ shape = _shape(peer.model, peer)
 for _ in range(2):
     many = sample(trainer.peer, list(range(4)))
     seconds_to_learn(trainer.peer, many.scored)
-prompts = [trainer.peer.member.prompt_ids[item] for item in range(4)]
+prompts = [trainer.peer.member.prompt_ids(item, 0) for item in range(4)]
 lengths, shared = [len(prompt) for prompt in prompts], shared_beginning(prompts)
 longest = max(len(r) for group in many.own for r in group.rollouts)
 peak = peak_bytes(torch.device("cpu"))  # not ru_maxrss, which may hold that of the parent

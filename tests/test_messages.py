@@ -64,7 +64,7 @@ class Learner:
             self.score,
             lambda ids: str(tokenizer.decode(list(ids))),
             lambda ids: cut_at(stop, spoken(ids)),
-            TextReader(own.tokenizer, self.known, end_of(tokenizer), [end_of(tokenizer)], lambda item: most_tokens),
+            TextReader(own.tokenizer, self.known, end_of(tokenizer), [end_of(tokenizer)], lambda *_: most_tokens),
         )
 
     def score(self, prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
@@ -233,7 +233,7 @@ def test_a_copy_of_another_peers_text_is_written_as_it_came() -> None:
 
 
 def judged(groups: Sequence[ScoredGroup]) -> Judged:
-    batch = collate(groups, {item: np.zeros(1, np.int32) for item in range(4)}, "bob")
+    batch = collate(groups, lambda *_: np.zeros(1, np.int32), "bob")
     n = len(batch)
     return Judged(batch, torch.ones(n), np.arange(n), [np.zeros(0, np.float32)] * n, None, np.zeros(0, np.float32))
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate, pad
+from ftis.rollouts import Group, Ints, Prompt, Rollout, ScoredGroup, collate, pad
 
 
 def rollout(*ids: int) -> Rollout:
@@ -21,7 +21,8 @@ def scored(peer: str, round: int, item: int, rewards: tuple[float, ...]) -> Scor
     return ScoredGroup(Group(peer, round, item, rollouts), texts, rewards)
 
 
-PROMPTS = {item: np.arange(item + 1, dtype=np.int32) for item in range(10)}
+def prompt_ids(item: int, round: int) -> Ints:
+    return np.arange(item + round + 1, dtype=np.int32)
 
 
 def test_a_rollout_needs_one_log_probability_per_token() -> None:
@@ -50,7 +51,7 @@ def test_prompts_with_the_same_problem_are_equal_whatever_their_columns() -> Non
 def test_collate_lays_out_rollouts_by_round_item_and_peer() -> None:
     batch = collate(
         [scored("b", 1, 3, (1.0, 0.0)), scored("a", 1, 5, (0.5,)), scored("c", 0, 9, (0.25, 0.75))],
-        PROMPTS,
+        prompt_ids,
         "a",
     )
     assert len(batch) == 5
@@ -63,16 +64,16 @@ def test_collate_lays_out_rollouts_by_round_item_and_peer() -> None:
     assert batch.group_N.tolist() == [0, 0, 1, 1, 2]
     assert batch.own_N.tolist() == [False] * 4 + [True]
     assert [list(r.completion_ids) for r in batch.rollouts] == [[0, 9, 0], [0, 9, 1], [1, 3, 0], [1, 3, 1], [1, 5, 0]]
-    assert [len(ids) for ids in batch.prompt_ids] == [10, 10, 4, 4, 6]
+    assert [len(ids) for ids in batch.prompt_ids] == [10, 10, 5, 5, 7]
     assert batch.reward_N.dtype == np.float64
     assert {getattr(batch, f"{name}_N").dtype for name in ("group", "source", "item", "round")} == {np.dtype(np.int64)}
 
 
 def test_collate_does_not_depend_on_the_order_of_arrival() -> None:
     groups = [scored(p, r, i, (float(i), float(r))) for p in ("small", "big") for r in (2, 3) for i in (0, 4, 7)]
-    expected = collate(groups, PROMPTS, "big")
+    expected = collate(groups, prompt_ids, "big")
     for seed in range(10):
-        batch = collate(iter(random.Random(seed).sample(groups, len(groups))), PROMPTS, "big")
+        batch = collate(iter(random.Random(seed).sample(groups, len(groups))), prompt_ids, "big")
         assert batch.completions == expected.completions
         assert batch.rollouts == expected.rollouts  # the same objects, in the same order
         assert batch.sources == expected.sources
@@ -88,7 +89,7 @@ def test_collate_joins_what_several_peers_sampled_for_one_prompt_of_one_round() 
             scored("a", 3, 1, (1.0,)),  # the same prompt in an earlier round has a baseline of its own
             scored("b", 4, 2, (1.0,)),
         ],
-        PROMPTS,
+        prompt_ids,
         "a",
     )
     assert batch.group_N.tolist() == [0, 1, 1, 1, 1, 2]
@@ -96,7 +97,7 @@ def test_collate_joins_what_several_peers_sampled_for_one_prompt_of_one_round() 
 
 
 def test_collate_of_nothing_is_an_empty_batch() -> None:
-    batch = collate([], PROMPTS, "a")
+    batch = collate([], prompt_ids, "a")
     assert len(batch) == 0
     assert batch.sources == ()
     assert batch.reward_N.shape == batch.group_N.shape == (0,)

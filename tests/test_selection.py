@@ -39,7 +39,7 @@ NOISE = b"not a message"
 def batch_of(n: int) -> Batch:
     rollouts = tuple(Rollout(np.array([5], np.int32), np.array([-1.0], np.float32)) for _ in range(n))
     scored = ScoredGroup(Group("bob", 0, 0, rollouts), ("5",) * n, (0.0,) * n)
-    return collate([scored], {0: np.array([1], np.int32)}, "ada")
+    return collate([scored], lambda *_: np.array([1], np.int32), "ada")
 
 
 def judged_of(advantage: Sequence[float], k1: Sequence[float] = (), k3: Sequence[float] = ()) -> Judged:

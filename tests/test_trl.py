@@ -34,7 +34,7 @@ from policies import relative_difference
 from test_environments import CALLS
 from test_lengths import by_prefixes
 from test_losses_of_trl import TRLS
-from toys_of_turns import Echo, Purse, Stone, Wallet
+from toys_of_turns import Echo, Found, Purse, Stone, Wallet
 from trl_scene import GROUP, MadeUp, Nobody, Twin, Vllm, config, drawn, draws, given, made_up, scene_recipe, trainer_of
 from watched import HUNG, Watched
 
@@ -614,7 +614,8 @@ def test_episodes_with_nobody_else_are_grpotrainers(caller: tuple[Path, Any], tm
 
 def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Path, Any], tmp_path: Path) -> None:
     model, tokenizer = caller
-    recipe = of_episodes(3, honesty={"action": "quarantine"})
+    recipe = of_episodes(3, honesty={"action": "quarantine"}, prompt={"template": "{question}"})
+    recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Found"})})
     heard: list[Any] = []
 
     def looks_on(completions: Any, environments: Any, **columns: Any) -> list[None]:
@@ -622,7 +623,7 @@ def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Pat
         return [None] * len(completions)
 
     args = {"max_completion_length": 96, "max_tool_calling_iterations": 2}
-    more = {"processing_class": tokenizer, "environment_factory": Wallet, "reward": [looks_on]}
+    more = {"processing_class": tokenizer, "environment_factory": Found, "reward": [looks_on]}
     trainer = trained_beside_ours(recipe, model, model, tmp_path, args, **more)
     for mine, theirs in zip(*agreeing(trainer.place, tmp_path / "b", 3), strict=True):
         assert mine["peer/b/admitted"] == theirs["peer/a/admitted"] == 2 * GROUP
@@ -643,9 +644,9 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
     recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Stone"})})
     args = config(tmp_path, max_completion_length=96, save_strategy="no")
     trainer = trainer_of(model, args, recipe, reward=None, processing_class=tokenizer)
-    stage, problem = trainer.stage, trainer.member.task.train[0]
-    begins = tokenizer.decode(trainer.member.prompt_ids[0]).partition("<|im_end|>")[0][-1]
-    (row,) = trainer.rows([0])
+    stage, problem = trainer.stage, trainer.member.problem(0, 0)
+    begins = tokenizer.decode(trainer.member.prompt_ids(0, 0)).partition("<|im_end|>")[0][-1]
+    (row,) = trainer.rows([problem])
     assert stage.environments(1)[0].reset(**row) == f" {begins}"  # as TRL resets it
     calls = {n: json.dumps({"name": "earn", "arguments": {"coins": n}}) for n in (1, 10)}
     for last, overdue, reward in ((1, False, int(begins) + 2.0), (10, True, 0.0), (1, False, int(begins) + 2.0)):
@@ -654,6 +655,13 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
         (environment,) = stage.environments(1)
         played = stage.finished(environment, problem, Rollout(ids, np.zeros(len(ids), np.float32)))
         assert (played.overdue, environment.get_reward(), played.reward or reward) == (overdue, reward, reward)
+    played_by_b = Rollout(ids, np.zeros(len(ids), np.float32))
+    scored = trainer.foreign.scored(
+        [ScoredGroup(Group("b", round, 0, (played_by_b,)), ("",), (0.0,)) for round in range(3)]
+    )
+    filled = [trainer.rows([trainer.member.problem(0, round)])[0]["seed"] % 10 for round in range(3)]
+    assert [one.rewards for one in scored] == [(coins + 2.0,) for coins in filled]
+    assert len(set(filled)) > 1  # each round has its seed
     stage.player.close()
     known = Rollout(ids, np.zeros(len(ids), np.float32), observed=played.observed, overdue=False)
     assert stage.finished(stage.environments(1)[0], problem, known).text == played.text
@@ -672,7 +680,7 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
 
     trainer = trainer_with(Purse, reward=None)
     assert trainer.member.recipe.task.environment == "toys_of_turns.Purse"
-    assert tokenizer.decode(trainer.member.prompt_ids[7]).endswith("? 7<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(trainer.member.prompt_ids(7, 0)).endswith("? 7<|im_end|>\n<|im_start|>assistant\n")
     trainer.train()
     for row in read_jsonl(trainer.place / "metrics.jsonl"):  # a made-up completion may go on behind its end
         assert (row["peer/a/admitted"], row["peer/b/admitted"] + 2 * row["peer/b/rejected/unplayable"]) == (8, 8)
@@ -723,7 +731,7 @@ def test_log_probabilities_on_offer_are_of_what_was_sampled(reported: bool, mode
     policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
     for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups:
         ids = [rollout.completion_ids for rollout in group.rollouts]
-        expected = policy.logps([trainer.member.prompt_ids[group.item]] * GROUP, ids, 1.0)
+        expected = policy.logps([trainer.member.prompt_ids(group.item, group.round)] * GROUP, ids, 1.0)
         for rollout, logp in zip(group.rollouts, expected, strict=True):
             assert rollout.gen_logp == pytest.approx(logp - ROUNDED * reported, abs=1e-5)
     (row,) = read_jsonl(trainer.place / "metrics.jsonl")
@@ -752,7 +760,9 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     for _, data in exchange.published:
         groups = decode(data, Limits(1 << 20, 8, 8, 64)).groups
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        prompts = [trainer.member.prompt_ids[group.item].tolist() for group in groups for _ in group.rollouts]
+        prompts = [
+            trainer.member.prompt_ids(group.item, group.round).tolist() for group in groups for _ in group.rollouts
+        ]
         for n, (prompt, rollout) in enumerate(zip(prompts, rollouts, strict=True)):
             expected = drawn(engine.copy, prompt, prompts[:n].count(prompt))
             assert rollout.completion_ids.tolist() == expected.completion_ids.tolist()
@@ -1188,7 +1198,7 @@ def test_a_model_within_trl_samples_from_what_it_learns_or_is_refused(
     ]
     assert max(len(rollout) for _, rollout in rows) > 12
     for item, rollout in rows[::3]:
-        expected = by_prefixes(policy, trainer.member.prompt_ids[item], rollout.completion_ids, 0.8)
+        expected = by_prefixes(policy, trainer.member.prompt_ids(item, 0), rollout.completion_ids, 0.8)
         np.testing.assert_allclose(rollout.gen_logp, expected, atol=5e-4)
 
 
@@ -1218,7 +1228,7 @@ def test_a_tokenizer_is_the_one_in_its_file(model: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", Otherwise.from_pretrained)
     trainer = of_script(model, config(tmp_path), rows_of(12).map(lambda row: {"prompt": "a" + row["prompt"]}))
-    assert trainer._tokenizer.decode(trainer.member.prompt_ids[0]) == "<bos>a0+0="
+    assert trainer._tokenizer.decode(trainer.member.prompt_ids(0, 0)) == "<bos>a0+0="
     assert trainer._tokenizer.padding_side == "left"
 
 

@@ -54,12 +54,16 @@ class Purse(Wallet):
         return f" {start}"
 
 
-class Stone(Wallet):
-    """A wallet that never takes ten coins, and whose seed fills it."""
+class Found(Wallet):
+    """A wallet that its seed fills."""
 
     def reset(self, seed: int, **row: object) -> str:  # type: ignore[override]
         self.coins = seed % 10
         return f" {self.coins}"
+
+
+class Stone(Found):
+    """One that never takes ten coins."""
 
     def earn(self, coins: int) -> str:
         """Earn coins.

@@ -205,7 +205,9 @@ class Twin:
                 "b",
                 round,
                 item,
-                tuple(drawn(self.trainer.model, member.prompt_ids[item].tolist(), first + n) for n in range(each)),
+                tuple(
+                    drawn(self.trainer.model, member.prompt_ids(item, round).tolist(), first + n) for n in range(each)
+                ),
             )
             for item in member.assigned("b", round)
         ]

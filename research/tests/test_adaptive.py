@@ -28,7 +28,7 @@ def offers_of(
         def __call__(self, own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
             offered = super().__call__(own, peer)
             for group in offered:
-                prompts = [self.victim.member.prompt_ids[group.item]] * len(group.rollouts)
+                prompts = [self.victim.member.prompt_ids(group.item, group.round)] * len(group.rollouts)
                 logps = self.victim.policy.logps(prompts, [r.completion_ids for r in group.rollouts], 1.0)
                 scored = self.victim.member.admitter.score_group(group)
                 rows = zip(scored.completions, scored.rewards, group.rollouts, logps, strict=True)

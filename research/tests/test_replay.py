@@ -39,7 +39,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> P
         arms=[
             {"name": "F-TIS"},
             {"name": "alone", "collaborate": False, "set": {"sampling.top_k": 8, "training.rounds": 2}},
-            {"name": "ahead", "set": {"training.overlap": 1, "training.rounds": 3}},
+            {
+                "name": "ahead",
+                "set": {"training.overlap": 1, "training.rounds": 3, "task.environment": "toys_of_turns.Dice"},
+            },
         ],
     )
     return trained(place)

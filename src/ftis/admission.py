@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -290,7 +290,7 @@ class Admitter:
         return self._scored(group, group, self.detokenize)
 
     def _scored(self, group: Group, came: Group, decode: Decode) -> ScoredGroup:
-        prompt, rewards = self.terms.prompts[group.item], tuple[float, ...]()
+        prompt, rewards = replace(self.terms.prompts[group.item], round=group.round), tuple[float, ...]()
         if self.episodes is None:
             completions = tuple(decode(rollout.completion_ids.tolist()) for rollout in came.rollouts)
         else:

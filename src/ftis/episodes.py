@@ -1,7 +1,7 @@
 """Completions of several turns: the model acts, an environment answers, and the model goes on.
 
-An environment is deterministic given a problem. So the tokens that a model drew determine an episode: every peer plays
-them in an environment of its own, and gets the same answers and reward. Messages hold drawn tokens alone.
+An environment is deterministic given a problem and a round. So the tokens that a model drew determine an episode: every
+peer plays them in an environment of its own, and gets the same answers and reward. Messages hold drawn tokens alone.
 """
 
 from __future__ import annotations

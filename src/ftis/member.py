@@ -52,16 +52,19 @@ class Cursor:
     tokens_sampled: int = 0
 
 
-class PromptIds(dict[int, Ints]):
-    """Token ids of training prompts, each rendered at its first use."""
+class PromptIds:
+    """Token ids of training prompts, each rendered at its first use in a round."""
 
     def __init__(self, prompts: Sequence[Prompt], render: Callable[[Prompt], Ints]) -> None:
-        super().__init__()
         self._prompts, self._render = prompts, render
+        self._newest: dict[int, tuple[int | None, Ints]] = {}
 
-    def __missing__(self, item: int) -> Ints:
-        self[item] = self._render(self._prompts[item])
-        return self[item]
+    def __call__(self, item: int, round: int | None) -> Ints:
+        of, ids = self._newest.get(item, (None, None))
+        if ids is None or of != round:
+            ids = self._render(replace(self._prompts[item], round=round))
+            self._newest[item] = round, ids
+        return ids
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Member:
     Attributes:
         recipe: lists exactly the peers of this swarm: only this one if it trains alone.
         render: a problem → the token ids of its prompt.
-        prompt_ids: those of the training prompts.
+        prompt_ids: (item, round) → those of the training prompt.
         detokenize: token ids of a completion → its text.
         write: puts own groups into the form of the exchange: as they are, or as text.
         share: how many of its prompts this peer samples in a round.
@@ -101,6 +104,10 @@ class Member:
     def assigned(self, peer: str, round: int) -> list[int]:
         """The training prompts that ``peer`` may sample in a round."""
         return assigned(self.recipe, len(self.task.train), peer, round)
+
+    def problem(self, item: int, round: int) -> Prompt:
+        """A training problem as the peers draw it in a round."""
+        return replace(self.task.train[item], round=round)
 
     def own_prompts(self, round: int) -> list[int]:
         """The training prompts that this peer samples in a round, ascending."""

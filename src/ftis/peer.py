@@ -190,7 +190,7 @@ class Peer:
             ModelError: a prompt with its completion may take more positions than the model has, or sampler and learner
                 do not see one policy.
         """
-        ids = [self.member.prompt_ids[item] for item in items]
+        ids = [self.member.prompt_ids(item, round) for item in items]
         positions = positions_of(self.policy.model.config)
         most = self.decoding.max_completion_length
         longest = max(len(i) for i in ids) + most
@@ -204,7 +204,7 @@ class Peer:
         decoding = self.decoding if episodes is None else self.decoding.keeping()
         groups = self.sampler(self.policy, ids, repeats, decoding, seed, batch_size)
         if episodes is not None:
-            prompts = [self.member.task.train[item] for item in items]
+            prompts = [self.member.problem(item, round) for item in items]
             groups = episodes.go_on(groups, prompts, ids, self.sampler, self.policy, decoding, seed, batch_size)
         if not self.agreed:
             in_place = getattr(self.sampler, "in_place", False)

@@ -48,6 +48,8 @@ class Prompt:
     answer: str
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
     """Further columns of the data set, handed to reward functions."""
+    round: int | None = None
+    """The round of its rollouts, which gives an environment its seed; None outside of training."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,14 +208,14 @@ class Batch:
         return [self.prompt_ids[row] for row in rows]
 
 
-def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints], own: str) -> Batch:
+def collate(groups: Iterable[ScoredGroup], prompt_ids: Callable[[int, int], Ints], own: str) -> Batch:
     """Flatten scored groups into a batch. Groups of one prompt and round become one group.
 
     Rollouts are ordered by round, item and peer, whatever order the groups arrived in.
 
     Args:
         groups: own and admitted foreign groups.
-        prompt_ids: the learner's token ids of each item that occurs.
+        prompt_ids: (item, round) → the learner's token ids of the prompt.
         own: the learner's name.
     """
     ordered = sorted(groups, key=lambda s: (s.group.round, s.group.item, s.group.peer))
@@ -227,7 +229,7 @@ def collate(groups: Iterable[ScoredGroup], prompt_ids: Mapping[int, Ints], own: 
         return np.array(values, dtype=np.int64)
 
     return Batch(
-        prompt_ids=tuple(prompt_ids[s.group.item] for s, _ in rows),
+        prompt_ids=tuple(prompt_ids(s.group.item, s.group.round) for s, _ in rows),
         rollouts=tuple(s.group.rollouts[i] for s, i in rows),
         completions=tuple(s.completions[i] for s, i in rows),
         reward_N=np.array([s.rewards[i] for s, i in rows], dtype=np.float64),

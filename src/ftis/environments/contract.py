@@ -3,14 +3,14 @@
 Both are a class, made without arguments and used again after ``reset``:
 
 - ``reset(**row)`` begins an episode. The row holds the problem's columns, with ``question`` and ``answer``; a parameter
-  ``seed`` gets a number of the run and the problem, the same for all peers. A text that it returns is appended to the
-  question.
+  ``seed`` gets a number of the run, the round and the problem, the same for all peers. A text that it returns is
+  appended to the question.
 - Public methods are tools, described by type hints and a docstring in Google's style. The model's chat template writes
   them. Or ``reply(text) -> str | None`` answers a turn as text; None ends the episode.
 - ``get_reward() -> float`` is asked at the end. Without it the recipe's reward function scores the whole completion.
 
-An environment must answer the same actions of the same row alike: each peer plays the others' episodes itself. It plays
-in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
+An environment must answer the same actions of the same row and seed alike: each peer plays the others' episodes itself.
+It plays in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
 """
 
 from __future__ import annotations
@@ -179,7 +179,9 @@ class Environment:
         """The argument ``seed`` of ``reset``, if there is one."""
         if "seed" not in self.parameters:
             return {}
-        return {"seed": int(np.random.SeedSequence((self.seed, prompt.item)).generate_state(1)[0])}
+        # To SeedSequence a last 0 is nothing, so round 0 would have an evaluation's seed.
+        of_round = () if prompt.round is None else (prompt.round + 1,)
+        return {"seed": int(np.random.SeedSequence((self.seed, prompt.item, *of_round)).generate_state(1)[0])}
 
     def play_here(
         self, row: Mapping[str, Any], turns: Sequence[str], most: int, known: int, overdue: bool

@@ -87,8 +87,8 @@ class Player:
         end_ids: ids that end a turn.
         most: the most tokens of a completion, drawn and observed.
         most_turns: the most turns that the model has.
-        most_read: item → the most tokens, drawn and observed, of a completion of another tokenizer from which this peer
-            learns. Its sender counted its own.
+        most_read: (item, round) → the most tokens, drawn and observed, of a completion of another tokenizer from which
+            this peer learns. Its sender counted its own.
     """
 
     environment: Environment
@@ -99,7 +99,7 @@ class Player:
     stop: tuple[str, ...]
     most: int
     most_turns: int
-    most_read: Callable[[int], int] = lambda item: 0
+    most_read: Callable[[int, int | None], int] = lambda item, round: 0
 
     def render(self, prompt: Prompt, todays: bool = False) -> Ints:
         """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools.
@@ -152,7 +152,10 @@ class Player:
         if stopped := [row for row, episode in enumerate(episodes) if episode.left]:
             raise UnplayableError(f"rollout {stopped[0]} stops before the episode's end")
         played = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
-        rollouts = [at_most(self.most_read(prompt.item), rollout) if rollout.sent else rollout for rollout in played]
+        rollouts = [
+            at_most(self.most_read(prompt.item, prompt.round), rollout) if rollout.sent else rollout
+            for rollout in played
+        ]
         rollouts = [replace(r, overdue=e.overdue) for r, e in zip(rollouts, episodes, strict=True)]
         rewards = tuple(episode.reward for episode in episodes if episode.reward is not None)
         return replace(group, rollouts=tuple(rollouts)), tuple(episode.text for episode in episodes), rewards
@@ -244,7 +247,7 @@ class Player:
         texts = [cut_at(self.stop, piece.tobytes().decode("utf-8")) for piece in pieces]
         by_token = [not came.size_S[stop - 1] for stop in stops_S]
         turns = list(map(Turn, np.split(rollout.completion_ids, stops_T[:-1]), texts, by_token))
-        known, room = len(rollout.observed), self.most_read(prompt.item)
+        known, room = len(rollout.observed), self.most_read(prompt.item, prompt.round)
         return self._acted(prompt, turns, room, known, rollout.overdue, heard=True)
 
     def _acted(

@@ -156,8 +156,8 @@ def text_form(
     sampling = recipe.sampling
     positions = positions_of(speaker.model.config) or sys.maxsize
 
-    def most_tokens(item: int) -> int:
-        return min(LONGER * sampling.max_completion_length, positions - len(prompt_ids[item]))
+    def most_tokens(item: int, round: int | None) -> int:
+        return min(LONGER * sampling.max_completion_length, positions - len(prompt_ids(item, round)))
 
     known, vocabulary = TokenBytes.of(speaker.tokenizer), speaker.tokenizer.get_vocab()
     named = [vocabulary[token] for token in end_tokens_of(recipe, speaker.tokenizer)]

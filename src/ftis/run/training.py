@@ -188,7 +188,7 @@ class Trainer:
         items, began = member.own_prompts(round), time.monotonic()
         groups = sampler.start(
             peer.policy,
-            member.prompt_ids[items[0]],
+            member.prompt_ids(items[0], round),
             peer.decoding,
             lambda: peer.sample_items(items, peer.recipe.rollouts_per_group, round, "sample"),
         )

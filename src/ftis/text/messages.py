@@ -103,7 +103,7 @@ class TextReader:
         known: this peer's tokenizer.
         end_id: this peer's token for the end of others' completions.
         end_ids: the tokens that end a completion for all peers of this tokenizer, ascending.
-        most_tokens: item → the most of this peer's tokens of a completion from which it learns.
+        most_tokens: (item, round) → the most of this peer's tokens of a completion from which it learns.
         turns: the turns of a completion as text, in an environment, which then counts its answers for ``most_tokens``.
     """
 
@@ -111,7 +111,7 @@ class TextReader:
     known: TokenBytes
     end_id: int
     end_ids: Sequence[int]
-    most_tokens: Callable[[int], int]
+    most_tokens: Callable[[int, int | None], int]
     turns: Callable[[Rollout], Sequence[Rollout]] | None = None
 
     def __call__(self, group: Group, tokenizer: str) -> Group:
@@ -130,7 +130,7 @@ class TextReader:
             in_tokens(text, [next(aligned) for _ in of_one]) for text, of_one in zip(group.rollouts, turns, strict=True)
         ]
         if self.turns is None:
-            read = [at_most(self.most_tokens(group.item), rollout) for rollout in read]
+            read = [at_most(self.most_tokens(group.item, group.round), rollout) for rollout in read]
         return replace(group, rollouts=tuple(read))
 
 

@@ -15,7 +15,7 @@ from trl.data_utils import is_conversational
 
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.learning import weighed
-from ftis.rollouts import Batch, Floats, ScoredGroup
+from ftis.rollouts import Batch, Floats, Prompt, ScoredGroup
 from ftis.selection import Chosen, Judged, OwnOld
 from ftis.trl.batches import advantages, makes_up, rows_of, strengths
 from ftis.trl.options import DIVISORS
@@ -46,30 +46,30 @@ class Foreign:
         """
         trainer, stage, member = self.trainer, self.trainer.stage, self.trainer.member
         each = [
-            (scored.group.item, text, rollout)
+            (member.problem(scored.group.item, scored.group.round), text, rollout)
             for scored in admitted
             for text, rollout in zip(scored.completions, scored.group.rollouts, strict=True)
         ]
         if not each:
             return []
-        trainer.check_prompts([item for item, _, _ in each])
+        trainer.check_prompts([problem for problem, _, _ in each])
         mine = trainer.ranks.evenly(each)
-        items = [item for item, _, _ in mine]
-        inputs = trainer.rows(items)
-        prompts, ids = trainer.begun(items, inputs), [rollout.read_ids.tolist() for _, _, rollout in mine]
+        problems = [problem for problem, _, _ in mine]
+        inputs = trainer.rows(problems)
+        prompts, ids = trainer.begun(problems, inputs), [rollout.read_ids.tolist() for _, _, rollout in mine]
         texts: list[Any] = [text for _, text, _ in mine]
         unplayed = [False] * len(mine)
         if stage is not None:
             trainer.environments = stage.environments(len(mine))
-            for n, ((item, _, rollout), environment) in enumerate(zip(mine, trainer.environments, strict=True)):
+            for n, ((problem, _, rollout), environment) in enumerate(zip(mine, trainer.environments, strict=True)):
                 try:
-                    played = stage.finished(environment, member.task.train[item], rollout)
+                    played = stage.finished(environment, problem, rollout)
                 except (EpisodeError, UnplayableError):
                     unplayed[n], texts[n] = True, [{"role": "assistant", "content": texts[n]}]
                 else:
-                    texts[n] = stage.messages(member.prompt_ids[item].tolist(), rollout, played)
+                    texts[n] = stage.messages(member.prompt_ids(problem.item, problem.round).tolist(), rollout, played)
         elif is_conversational({"prompt": prompts[0]}):
-            texts = [[self._message(item, text, one)] for (item, text, _), one in zip(mine, ids, strict=True)]
+            texts = [[self._message(problem, text, one)] for (problem, text, _), one in zip(mine, ids, strict=True)]
         self._scoring = True
         try:
             rewards_NF = trainer._calculate_rewards(inputs, prompts, texts, ids)
@@ -82,11 +82,11 @@ class Foreign:
         rewards = iter([math.nan if no else total for total, no in totals])
         return [replace(one, rewards=tuple(next(rewards) for _ in one.completions)) for one in admitted]
 
-    def _message(self, item: int, text: str, ids: list[int]) -> dict[str, Any]:
+    def _message(self, problem: Prompt, text: str, ids: list[int]) -> dict[str, Any]:
         """A completion as the answer in a conversation: parsed, where TRL parses own ones."""
         tokenizer = self.trainer._tokenizer
         if any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
-            prompt_ids = self.trainer.member.prompt_ids[item].tolist()
+            prompt_ids = self.trainer.member.prompt_ids(problem.item, problem.round).tolist()
             parsed: dict[str, Any] = parse_response(tokenizer, ids, prefix=prompt_ids)
             return parsed
         return {"role": "assistant", "content": text}

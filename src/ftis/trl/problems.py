@@ -13,6 +13,7 @@ from typing import Any, cast
 from datasets import Dataset
 
 from ftis.config import PromptConfig
+from ftis.member import PromptIds
 from ftis.prompts import Task
 from ftis.rollouts import Prompt
 from ftis.tasks.rendering import conversation, render_prompt
@@ -114,20 +115,20 @@ def _plain(value: Any) -> str:
 
 
 def require_prompts(
-    given: Iterable[tuple[int, Sequence[int]]], wanted: Any, tokenizer: Any, where: str, remedy: str
+    given: Iterable[tuple[Prompt, Sequence[int]]], wanted: PromptIds, tokenizer: Any, where: str, remedy: str
 ) -> None:
     """Require prompts that are the recipe's.
 
     Args:
-        given: (number of the problem, its prompt as token ids), of each.
-        wanted: token ids of the recipe's prompts, by problem.
+        given: (problem, its prompt as token ids), of each.
+        wanted: token ids of the recipe's prompts.
         where: names who gave the prompt, with ``{item}`` for the problem's number.
 
     Raises:
         OptionError: a prompt is not the recipe's.
     """
-    for item, ids in given:
-        right = wanted[item].tolist()
+    for problem, ids in given:
+        item, right = problem.item, wanted(problem.item, problem.round).tolist()
         if list(ids) != right:
             raise OptionError(
                 f"{where.format(item=item)} has another prompt than the recipe's problem {item} "

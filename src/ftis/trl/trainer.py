@@ -185,13 +185,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._env_tools = {None: list(player.environment.tools.values())}
         self.policy: Any = policy
         self._episodes: list[tuple[Rollout, str]] = []
-        self._drawn_by: Sequence[int] = ()
+        self._drawn_by: Sequence[Prompt] = ()
         self.agreed = False
         self._round_said: Say = unheard
         self._link: Link
         self._losses: list[Tensor] = []
         self._checked: set[int] = set()
-        self.check_prompts(range(min(8, len(task.train))))
+        self.check_prompts([task.train[item] for item in range(min(8, len(task.train)))])
 
     @property
     def place(self) -> Path:
@@ -200,41 +200,42 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # --- rows, prompts and checks -------------------------------------------------------------------
 
-    def rows(self, items: Sequence[int]) -> list[dict[str, Any]]:
-        """The data set's rows of these numbers, each read once."""
-        known = {item: self.train_dataset[item] for item in dict.fromkeys(items)}
-        if self.stage is not None:
-            play = self.stage.player.environment
-            known = {item: {**play.seed_of(self.member.task.train[item]), **row} for item, row in known.items()}
-        return [dict(known[item]) for item in items]
+    def rows(self, problems: Sequence[Prompt]) -> list[dict[str, Any]]:
+        """The data set's rows of these problems, each read once."""
+        known = {item: self.train_dataset[item] for item in dict.fromkeys(problem.item for problem in problems)}
+        if self.stage is None:
+            return [dict(known[problem.item]) for problem in problems]
+        play = self.stage.player.environment
+        return [{**play.seed_of(problem), **known[problem.item]} for problem in problems]
 
     def _rendered(self, problem: Prompt) -> Ints:
         """The prompt of a row of the script's data set, as TRL tokenizes it."""
-        return np.array(self._tokenized([problem.item])[0], dtype=np.int32)
+        return np.array(self._tokenized([problem])[0], dtype=np.int32)
 
-    def _tokenized(self, items: Sequence[int]) -> list[list[int]]:
+    def _tokenized(self, problems: Sequence[Prompt]) -> list[list[int]]:
         """The prompts of the data set's rows, as TRL tokenizes them."""
         if self.stage is not None:
-            self._batch_environments = [None] * len(items)
-        ids: list[list[int]] = self._tokenize_prompts(self.begun(items, self.rows(items)))[0]
+            self._batch_environments = [None] * len(problems)
+        ids: list[list[int]] = self._tokenize_prompts(self.begun(problems, self.rows(problems)))[0]
         return ids
 
-    def begun(self, items: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The prompts of rows with these numbers, with the texts that the environment appends."""
+    def begun(self, problems: Sequence[Prompt], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The prompts of these problems' rows, with the texts that the environment appends."""
         prompts = [row["prompt"] for row in rows]
         if self.stage is None:
             return prompts
-        texts = {item: self.stage.observation(self.member.task.train[item]) for item in dict.fromkeys(items)}
-        pairs = zip(items, prompts, strict=True)
+        places = [(problem.item, problem.round) for problem in problems]
+        texts = {place: self.stage.observation(one) for place, one in dict(zip(places, problems, strict=True)).items()}
         return [
-            [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + texts[item]}] for item, prompt in pairs
+            [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + texts[place]}]
+            for place, prompt in zip(places, prompts, strict=True)
         ]
 
     def _require_one_policy(self) -> None:
         """Refuse a model whose log-probabilities depend on padding, on a cache or on a row's length."""
         problems, decoding = self.member.task.train, self.member.decoding
         if isinstance(problems, Problems):
-            longest = len(self.member.prompt_ids[problems.longest]) + decoding.max_completion_length
+            longest = len(self.member.prompt_ids(problems.longest, None)) + decoding.max_completion_length
         else:
             longest = longest_row(problems, self.member.render, self.member.recipe.sampling)
         draw = partial(self.engine.draw, decoding)
@@ -242,13 +243,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             found = trial(self.policy, draw, longest, decoding.temperature, self.engine.in_place)
         found.refuse(self.policy, REMEDY)
 
-    def check_prompts(self, items: Sequence[int]) -> None:
+    def check_prompts(self, problems: Sequence[Prompt]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
-        items = [item for item in dict.fromkeys(items) if item not in self._checked]
-        if not items or self._swarm.recipe is None:
+        unchecked = {problem.item: problem for problem in problems if problem.item not in self._checked}
+        if not unchecked or self._swarm.recipe is None:
             return
-        self._checked |= set(items)
-        given = zip(items, self._tokenized(items), strict=True)
+        self._checked |= set(unchecked)
+        given = zip(unchecked.values(), self._tokenized(list(unchecked.values())), strict=True)
         remedy = "let [prompt] of the recipe say what the data set does, or leave train_dataset out"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
 
@@ -363,17 +364,18 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """
         member, each = self.member, self.member.recipe.rollouts_per_group
         items = sorted(member.assigned(member.name, self._round))
-        self.check_prompts(items)
-        rows = self.ranks.mine([item for item in items for _ in range(each)])
-        inputs = self.rows(rows)
-        listens, self._drawn_by = self.engine.generates and not self.agreed, rows
+        problems = [member.problem(item, self._round) for item in items]
+        self.check_prompts(problems)
+        mine_of = self.ranks.mine([problem for problem in problems for _ in range(each)])
+        inputs = self.rows(mine_of)
+        listens, self._drawn_by = self.engine.generates and not self.agreed, mine_of
         recorded = self.engine.recorded(member.decoding) if listens else contextlib.nullcontext([])
         # No truncated completion is masked: others learn from all.
         with changed(self, num_generations=each, mask_truncated_completions=False), recorded as self._draws:
             out = super()._generate_and_score_completions(inputs)
         mask_NT = out["completion_mask"] * out.get("tool_mask", 1)
         ids = tokens_of(out["completion_ids"], mask_NT)
-        self._check_outputs(rows, inputs, out, ids)
+        self._check_outputs(mine_of, inputs, out, ids)
         rewards = self.foreign.totals(self._rewards_NF)
         gen_NT = out.get("sampling_per_token_logps")
         old_NT = out.get("old_per_token_logps")
@@ -424,7 +426,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             Rollout(rollout.completion_ids[: len(logp)], logp)
             for rollout, logp in zip(rollouts, self.ranks.together(drawn_logp), strict=True)
         ]
-        prompts = [self.member.prompt_ids[item] for item in items]
+        prompts = [self.member.prompt_ids(item, self._round) for item in items]
         groups = [tuple(drawn[at : at + each]) for at in range(0, len(drawn), each)]
         with self.engine.without_checkpointing():
             require_agreement(self.policy, prompts, groups, self.member.decoding, self.engine.in_place, REMEDY)
@@ -445,8 +447,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return super()._tool_call_loop(
                 prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields
             )
-        stage, policy = self.stage, self.policy
-        problems = [self.member.task.train[item] for item in self._drawn_by]
+        stage, policy, problems = self.stage, self.policy, self._drawn_by
 
         def drawn(ids: Sequence[Sequence[int]], logps: Any) -> list[tuple[Rollout, ...]]:
             known = logps or [[math.nan] * len(one) for one in ids]  # generate's are computed later
@@ -476,7 +477,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         )
 
     def _check_outputs(
-        self, items: Sequence[int], inputs: Sequence[Mapping[str, Any]], outputs: Any, completions: Sequence[Any]
+        self, problems: Sequence[Prompt], inputs: Sequence[Mapping[str, Any]], outputs: Any, completions: Sequence[Any]
     ) -> None:
         """Refuse all that TRL, or a ``rollout_func``, may give beyond sampled tokens of the swarm's prompts."""
         if "tool_mask" in outputs and self.stage is None:
@@ -489,7 +490,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
         ends = sorted(self.policy.end_ids)
         remedy = "let it sample from the prompt that it is given, rendered as the swarm's"
-        given = zip(items, prompts_of(outputs), strict=True)
+        given = zip(problems, prompts_of(outputs), strict=True)
         where = "rollout_func: what it gives for {item}"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, where, remedy)
         if self.stage is None and any(end in ids[:-1] for ids in completions for end in ends):
