@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,6 @@ from run_files import differences, records_of, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import HUNG, Watched
 
-from ftis.admission import Admitter
 from ftis.check import estimate
 from ftis.config import FtisError
 from ftis.member import Member, Outgoing
@@ -464,26 +462,6 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
     assert ftis("train", "recipe.toml", *mended) == 0
 
 
-@pytest.mark.slow
-def test_a_full_disk_while_saving_loses_nothing(workplace: Path) -> None:
-    """A limit on file sizes stands in for a full disk: the weights do not fit, the records do."""
-    arguments = ["train", "recipe.toml", "--set", "processes=inline"]
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
-
-    failed = subprocess.run(command(*arguments), preexec_fn=limit, capture_output=True, text=True)
-    assert failed.returncode == 1, failed.stdout
-    assert "could not be saved" in failed.stderr
-    assert sum(line.startswith("error: ") for line in failed.stderr.splitlines()) == 1
-    assert "Traceback" not in failed.stderr
-    run = run_of(workplace)
-    assert not list(run.rglob("checkpoint-*"))
-    assert not list(run.rglob(".partial-*"))
-    assert ftis(*arguments, "--resume") == 0
-    assert [row["step"] for row in read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")] == [1, 2, 3, 4]
-
-
 def test_collaborating_with_nobody_is_said_and_is_a_failure(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -847,22 +825,3 @@ def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(
         ]
         assert rewards[0] == rewards[1]
     assert not any(key.startswith("peer/a/") for row in read_jsonl(four / "c" / "metrics.jsonl") for key in row)
-
-
-def test_foreign_rollouts_without_advantage_are_not_called_used(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    admit = Admitter.admit
-
-    def worthless(*arguments: Any) -> Any:
-        admission = admit(*arguments)
-        equal = [replace(g, rewards=tuple(0.0 for _ in g.rewards)) for g in admission.admitted]
-        return replace(admission, admitted=tuple(equal))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Admitter, "admit", worthless)
-        assert ftis("train", "recipe.toml", "--set", "processes=inline") == 3
-    row = read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl")[0]
-    assert row["peer/b/admitted"] == 8
-    assert row["foreign_used"] == 0
-    assert row["without_foreign"] is True

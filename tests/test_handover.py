@@ -21,8 +21,7 @@ from twin import Twin, twin_of, with_twin
 import ftis
 from ftis.config import FtisError, Recipe
 from ftis.engines.agreement import Rows, plain_logps, rounding
-from ftis.engines.handover import Completion, Copied, SamplerError, explained_by
-from ftis.engines.stops import Stopping
+from ftis.engines.handover import Copied, SamplerError, explained_by
 from ftis.policy import Policy
 from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import load
@@ -210,23 +209,6 @@ def test_a_few_tokens_in_bfloat16_accuse_nobody(tiny_policy: TinyPolicy, longest
         sampler.weights_moved(policy)
 
 
-def test_a_completion_cut_short_is_an_error(pair: Sampler) -> None:
-    twin = pair[2]
-    short = Completion([20, 21], [-1.0, -2.0], "length")
-    twin.complete = lambda prompts, *rest: [[short] for _ in prompts]  # type: ignore[method-assign]
-    with pytest.raises(SamplerError) as error:
-        draw(pair)
-    assert_one_line(error, "after 2 of 24 tokens behind a prompt of 4", "'length'", "raise its max_model_len")
-
-
-def test_stop_strings_end_completions_where_the_house_says(pair: Sampler) -> None:
-    policy, sampler, _ = pair
-    groups = Stopping(sampler)(policy, PROMPTS, 8, replace(PLAIN, stop=("o",)), 0)
-    texts = [policy.detokenize(r.completion_ids.tolist()) for group in groups for r in group]
-    assert any(text.endswith("o") for text in texts)
-    assert not any("o" in text[:-1] for text in texts)
-
-
 def test_the_learners_log_probabilities_are_those_of_the_distribution(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy("llama")
     (group,) = with_twin(policy)(policy, PROMPTS[:1], 3, CUT, 0)
@@ -271,15 +253,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     sys.modules.pop("tiny_rewards", None)
-
-
-def test_a_run_samples_from_copies_and_every_round_has_all_rollouts(place: Path, models: dict[str, Path]) -> None:
-    recipe = of_two(place, models, "twin.with_twin")
-    ftis.train(recipe)
-    rows = read_jsonl(run_directory(recipe) / "F-TIS" / "a" / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert all(row["foreign_used"] > 0 and not row["without_foreign"] for row in rows)
-    assert all(row["sampling/checked_logp_difference/max"] < 1e-4 for row in rows)
 
 
 def test_a_draw_beside_the_learner_is_the_one_that_it_waits_for(

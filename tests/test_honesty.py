@@ -21,16 +21,7 @@ from vocabularies import byte_level
 from ftis.config import FtisError, HonestyConfig, Recipe
 from ftis.honesty import spellings as spellings_module
 from ftis.honesty.contexts import START, Contexts, Past
-from ftis.honesty.evidence import (
-    STAKES,
-    TOLERANCE,
-    TRUSTING,
-    Detector,
-    Ratios,
-    mixtures,
-    ratios_of,
-    share_of,
-)
+from ftis.honesty.evidence import STAKES, TOLERANCE, TRUSTING, Detector, Ratios, mixtures, ratios_of, share_of
 from ftis.honesty.frequent import SHARES, Frequent
 from ftis.honesty.selection import HonestyTest, Message, densest, honesty_test, telling_passages
 from ftis.honesty.spellings import OTHER, Spellings
@@ -105,13 +96,6 @@ def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
     assert contexts.probabilities([ints(1, 2, 3)])[2] == 0
 
 
-def test_a_large_message_takes_no_more_room_than_small_ones() -> None:
-    contexts, rng = Contexts(most_keys=100), np.random.default_rng(0)
-    whole = [rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)]
-    contexts.probabilities(whole)
-    assert max(len(table) for age in contexts.state().values() for table, _ in age) <= 200
-
-
 def test_ids_that_keys_cannot_tell_apart_are_refused() -> None:
     with pytest.raises(FtisError, match=r"token id 2097151: .* set honesty.action"):
         Contexts().probabilities([ints(5, START)])
@@ -130,15 +114,6 @@ def test_the_past_by_hand() -> None:
     again = Past()
     again.restore(json.loads(json.dumps(past.state())))
     assert again.probabilities([row, row]).tolist() == past.probabilities([row, row]).tolist()
-
-
-def test_contexts_go_on_from_their_state() -> None:
-    contexts, resumed = Contexts(6), Contexts(6)
-    contexts.probabilities([ints(1, 2, 3, 1, 2, 4)])
-    contexts.probabilities([ints(1, 2)])
-    resumed.restore(json.loads(json.dumps(contexts.state())))
-    again = [ints(1, 2, 3), ints(3, 1)]
-    assert resumed.probabilities(again).tolist() == contexts.probabilities(again).tolist()
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------
@@ -259,12 +234,7 @@ def scored(ids: Sequence[int]) -> Floats:
 
 
 def simulated(
-    seed: int,
-    groups: int,
-    *,
-    lie: float = 0.0,
-    round_to: int | None = None,
-    vocabulary: int = 6,
+    seed: int, groups: int, *, lie: float = 0.0, round_to: int | None = None, vocabulary: int = 6
 ) -> list[float]:
     """The evidence after each group, in nats. Sender and learner have random bigram models; every other group is known
     to the learner's model."""
@@ -307,22 +277,6 @@ def test_honest_senders_are_accused_no_more_often_than_alpha() -> None:
 def test_a_sender_that_reports_too_little_is_found() -> None:
     for seed in range(5):
         assert max(simulated(seed, 30, lie=1.0)) > math.log(30 / 1e-6)
-
-
-def test_a_false_token_among_true_ones_is_found() -> None:
-    """One token in each of 12 completions of 30 is always 7 and reported at -9; the others are drawn from 1,000."""
-    rng, past, detector = np.random.default_rng(0), Past(), Detector(400)
-    highest = -math.inf
-    for _ in range(40):
-        rows = []
-        for _ in range(12):
-            ids = rng.integers(100, 1100, 30).astype(np.int32)
-            logp = np.full(30, -math.log(1000), np.float32)
-            ids[14:16], logp[14:16] = [6, 7], [-1e-4, -9]
-            rows.append(Rollout(ids, logp))
-        nats, _ = detector.add(ratios_of(rows, np.zeros(12, np.int64), past, [None] * 12))
-        highest = max(highest, float(nats[-1]))
-    assert highest > math.log(400 * 2 / 1e-6)
 
 
 def test_ratios_are_to_the_reported_probability_in_the_senders_favour() -> None:
@@ -618,12 +572,6 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     assert resumed.about("cay", str) == test.about("cay", str)
 
 
-def test_peers_may_differ_in_it() -> None:
-    from ftis.swarm.facts import agreement
-
-    assert agreement(a_recipe(), "t", 2) == agreement(a_recipe("off"), "t", 2)
-
-
 # --- text of a sender with another tokenizer --------------------------------------------------------------------------
 
 
@@ -727,18 +675,6 @@ def test_the_ends_of_a_sender_are_told_apart_in_what_came_and_in_what_was_admitt
         numbers = [rollout.completion_ids[1] for rollout in Spellings().as_sent(rollouts)]
         assert [numbers[0] == n for n in numbers] == [True, False, False, False]
         assert numbers[1] == numbers[3] != numbers[2]
-
-
-def test_spellings_are_numbered_as_they_come_and_remembered() -> None:
-    (group,) = spoken(np.random.default_rng(2), 1)
-    spellings = Spellings()
-    first = spellings.as_sent(group.rollouts)
-    assert first[0].completion_ids[0] == 0
-    assert set(np.concatenate([r.completion_ids for r in first]).tolist()) == set(
-        range(len(spellings.state()["known"]))
-    )
-    again = Spellings(**json.loads(json.dumps(spellings.state()))).as_sent(group.rollouts)
-    assert [r.completion_ids.tolist() for r in again] == [r.completion_ids.tolist() for r in first]
 
 
 def test_broken_characters_are_bet_on_by_nobody() -> None:

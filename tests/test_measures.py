@@ -13,7 +13,7 @@ from ftis.admission import Admission, Collected, Reason, Rejection
 from ftis.learning import Update
 from ftis.measures import RoundExchange, order_preserved, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer
-from ftis.objectives import OBJECTIVES, Diagnostics, policy_loss
+from ftis.objectives import OBJECTIVES, policy_loss
 from ftis.records.writing import ROLLOUTS
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
 from ftis.selection import Chosen, Judged
@@ -183,34 +183,6 @@ def test_a_record_has_every_column_and_nulls_where_nothing_was_judged() -> None:
     assert record.rollouts["question"] == ["question 0"] * 2 + ["question 1"] * 2 + ["question 2"] * 2
     assert [kl is None for kl in record.rollouts["kl_k1"]] == [False, False, True, True, False, False]
     assert [old is None for old in record.rollouts["old_logp"]] == [False, False, True, True, False, False]
-
-
-def test_a_peer_alone_has_no_participation() -> None:
-    judged = judged_batch()
-    record = round_record(
-        judged,
-        CHOSEN,
-        update_of(judged),
-        RoundExchange(Collected({}), 0, ()),
-        recipe=recipe_of("ada"),
-        own="ada",
-        end_ids=(),
-        prompts=[Prompt(item, "", "") for item in range(3)],
-        about={"step": 1},
-    )
-    assert not by_peer(record.metrics)
-    assert "foreign_used" not in record.metrics
-
-
-def test_order_preserved_names_a_wrong_shape() -> None:
-    with pytest.raises(ValueError, match="keep_N must be"):
-        order_preserved(torch.zeros(2), torch.ones(3, dtype=torch.bool), torch.zeros(2, dtype=torch.int64))
-
-
-def test_diagnostics_have_a_row_each() -> None:
-    diagnostics = judged_batch().diagnostics
-    assert isinstance(diagnostics, Diagnostics)
-    assert diagnostics.length_N.tolist() == [2, 4, 2, 3]
 
 
 def test_order_preserved_by_hand() -> None:

@@ -310,19 +310,6 @@ def test_what_is_decided_while_the_exchange_closes_is_not_carried_out(peers: Pee
     assert not exchange._asking
 
 
-def test_a_flood_of_forgeries_is_counted_and_forgotten(peers: Peers) -> None:
-    a, b = peers.open("a"), peers.open("b")
-    both_ready(a, b)
-    attacker = peers.session()
-    document = peers.manifest("eve", 0, b"x")
-    for _ in range(3000):
-        peers.put(attacker, "eve/0", document, "stranger", attachment=bytes(96))
-    collected, _ = one_round(peers, a, b)
-    assert 0 < len(collected.rejections) <= 1000
-    assert reasons(collected) == {("eve", "forged")}
-    assert a.rounds._others["eve"].offers == {}
-
-
 def test_manifests_sent_again_in_any_order_change_nothing(peers: Peers) -> None:
     """Also those of an earlier life, whose contents were others, and which come before those of this one."""
     a, b = peers.open("a"), peers.open("b", incarnation=2)

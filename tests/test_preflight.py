@@ -26,13 +26,7 @@ from ftis.config import PeerConfig, Recipe, RewardConfig
 from ftis.policy import Policy
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
-from ftis.records.events import (
-    Event,
-    FirstGroup,
-    Place,
-    Sounded,
-    Stopped,
-)
+from ftis.records.events import Event, FirstGroup, Place, Sounded, Stopped
 from ftis.rewards.answers import graded, require_rewardable
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.run import prepare
@@ -91,11 +85,7 @@ def test_advice() -> None:
         (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
         (sounding(NONE, formats=0, example=("q", "a")), TAGS, ['(reward.extract = "boxed") and ask']),
         (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
-        (
-            sounding(NONE, formats=16),
-            TAGS,
-            ["0 of 16 completions earn a reward: give easier problems (task"],
-        ),
+        (sounding(NONE, formats=16), TAGS, ["0 of 16 completions earn a reward: give easier problems (task"]),
         (sounding(NONE), TAGS, ["or raise sampling.num_generations, as below"]),
         (sounding(NONE, formats=16, answers=0), TAGS, ["0 of 16 answers are right: give easier problems"]),
         (sounding(FORMATS, formats=16, answers=0), WEIGHED, ["0 of 16 answers are right: give easier problems"]),
@@ -365,21 +355,6 @@ def test_the_lines_advised_make_a_recipe_that_can_earn(tiny_model_dir: TinyModel
                 assert not any(end in example.completion for end in recipe.sampling.stop)
                 (shown,) = [problem for problem in task.train if problem.question == example.question]
                 assert graded(example.completion, shown.answer, kind, extract="boxed") == (True, 1.0)
-
-
-def test_advice_holds_the_recipes_that_it_names(tiny_model_dir: TinyModelDir) -> None:
-    for kind in ["shown how in plain text", "or, where that is too little"]:
-        recipe = parse(document(tiny_model_dir()), where="test")
-        said = shown([sounding(NONE, formats=0), sounding(NONE, formats=0, peer="b")], recipe)
-        assert "docs/" not in said
-        (named,) = [line for line in said.splitlines() if line.startswith(kind)]
-        _, _, behind = said.partition(named)
-        lines = itertools.takewhile(lambda line: line.startswith("  "), behind.splitlines()[1:])
-        sections = tomllib.loads("\n".join(lines))
-        changed = {**document(tiny_model_dir()), **sections}
-        changed["sampling"] = {**document(tiny_model_dir())["sampling"], **sections.get("sampling", {})}
-        assert parse(changed, where="test").reward.extract == "last_number"
-        assert named not in shown([sounding(SOME)], recipe)
 
 
 def document(model: Path, **sections: Any) -> dict[str, Any]:

@@ -191,12 +191,7 @@ def test_peers_leave_a_gpu_that_they_share(
 
 @pytest.mark.parametrize(
     ("left", "said"),
-    [
-        (0, ""),
-        (10**6, " (both are more than the 1 MB"),
-        (1500, " (the most is more than the 1.5 kB"),
-        (10**12, ""),
-    ],
+    [(0, ""), (10**6, " (both are more than the 1 MB"), (1500, " (the most is more than the 1.5 kB"), (10**12, "")],
     ids=["unknown", "too little", "enough for what is likely", "enough"],
 )
 def test_more_memory_than_there_is_is_told(left: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,33 +235,6 @@ def test_more_memory_than_a_gpu_has_is_told(
     (line,) = (line for line in estimate.estimate(arms_of(recipe)) if line.startswith("together"))
     assert said in line
     assert ("has left: " in line) == bool(said)
-
-
-def together(out: str) -> tuple[float, str]:
-    found = re.search(r"together: at most ([0-9.]+) ([MG])B of memory (.*)$", out, re.M)
-    assert found is not None
-    return float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]], found[3]
-
-
-def test_a_dry_run_counts_a_shared_base_once(
-    tmp_path: Path, tiny_model_dir: TinyModelDir, many_cores: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    peers = {name: {"model": str(tiny_model_dir()), **LORA} for name in "ab"}
-    path = str(write_recipe(tmp_path, peers))
-    memory = Memory(0, 1_000_000_000, 0, 1_000_000, 0, 50_000_000, 1)
-    monkeypatch.setattr(estimate, "peak_memory", lambda *args: memory)
-    assert ftis("train", path, "--dry-run") == 0
-    size, rest = together(capsys.readouterr().out)
-    assert size == pytest.approx(1_053_000_000 - 1_000_000, rel=0.01)
-    assert rest.startswith("as the peers take turns in one process and share a frozen base, likely 1.05 GB, and ")
-    assert ftis("train", path, "--dry-run", "--set", "processes=parallel") == 0
-    size, rest = together(capsys.readouterr().out)
-    assert size == pytest.approx(2 * memory.peak, rel=0.01)
-    assert rest.startswith("where all peers work at once, likely 2.1 GB, and ")
-    assert ftis("train", path, "--dry-run", "--set", "processes=inline", "--set", "peers.b.train=full") == 0
-    size, rest = together(capsys.readouterr().out)
-    assert size == pytest.approx(2_051_000_000, rel=0.01)
-    assert rest.startswith("as the peers take turns in one process, likely 2.05 GB, and ")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.generate import generate_sampler
 from ftis.engines.lines import Lines
-from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
 from ftis.engines.stops import stopped_at
 from ftis.policy import Policy
 from ftis.rollouts import Prompt
@@ -109,15 +108,6 @@ def test_greedy_text_is_that_of_generate_and_log_probabilities_are_the_learners(
     if model == MODEL:
         policy.end_at(("<|im_end|>", "<|endoftext|>"))
         assert policy.end_ids == {0, 2}
-
-
-def test_the_ends_of_its_base_and_its_instruct_model_are_told_apart_and_mapped() -> None:
-    instruct, base = load_tokenizer(str(MODEL)), load_tokenizer(str(MODEL))
-    base.eos_token = "<|endoftext|>"
-    assert instruct.eos_token == "<|im_end|>"
-    assert tokenizer_fingerprint(instruct) != tokenizer_fingerprint(base)
-    both = ("<|im_end|>", "<|endoftext|>")
-    assert tokenizer_fingerprint(instruct, both) == tokenizer_fingerprint(base, both)
 
 
 def test_a_full_and_a_lora_peer_earn_reward_from_the_first_round(

@@ -89,21 +89,6 @@ def test_cutting_back_leaves_what_was_there_at_that_step(tmp_path: Path) -> None
     assert sorted(p.name for p in (tmp_path / "empty").iterdir()) == ["evaluations", "rollouts"]
 
 
-def test_a_run_cut_back_and_gone_on_with_is_as_if_uninterrupted(tmp_path: Path) -> None:
-    records = fill(tmp_path / "resumed", 5)
-    records.cut_back_to(3)
-    for step in (4, 5, 6):
-        records.round(record(step, rollouts(2)))
-        if step % 2 == 0:
-            for split in ("validation", "ood-clock-2"):
-                records.evaluation({"step": step, "split": split, "accuracy": 0.5}, [{"item": 0, "step": step}])
-    fill(tmp_path / "whole", 6)
-    for path in (tmp_path / "whole").rglob("*"):
-        if path.is_file():
-            twin = tmp_path / "resumed" / path.relative_to(tmp_path / "whole")
-            assert twin.read_bytes() == path.read_bytes(), path.name
-
-
 def test_a_line_that_a_kill_cut_short_is_gone_after_cutting_back(tmp_path: Path) -> None:
     records = fill(tmp_path, 4)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -112,28 +97,6 @@ def test_a_line_that_a_kill_cut_short_is_gone_after_cutting_back(tmp_path: Path)
     records.cut_back_to(4)
     records.round(record(5, reward=0.25))
     assert read_jsonl(tmp_path / "metrics.jsonl")[-1] == {"step": 5, "reward": 0.25}
-
-
-def test_a_kill_while_cutting_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = fill(tmp_path, 4)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    open_file = Path.open
-
-    def killed_half_way(self: Path, mode: str = "r", **kwargs: Any) -> Any:
-        file = open_file(self, mode, **kwargs)
-        if "w" in mode:
-            with file:
-                file.write(before[: len(before) // 2])
-            raise KeyboardInterrupt
-        return file
-
-    monkeypatch.setattr(Path, "open", killed_half_way)
-    with pytest.raises(KeyboardInterrupt):
-        records.cut_back_to(2)
-    monkeypatch.undo()
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    records.cut_back_to(2)
-    assert state(tmp_path)["metrics"] == [1, 2]
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

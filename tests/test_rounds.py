@@ -10,21 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from round_table import KEYS, NEVER, ROUNDS, RUN, TICK, Table, contents_of, seated
+from round_table import NEVER, ROUNDS, RUN, TICK, Table, contents_of, seated
 
 from ftis.admission import Collected
 from ftis.swarm import manifest as manifests
-from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import ExchangeError, Mismatch, mismatch
-from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.pace import LATE
-from ftis.swarm.rounds import (
-    CATCH_UP_SECONDS,
-    GRACE_SECONDS,
-    MAX_COMINGS,
-    MAX_TOKENS,
-    NOTICE_SECONDS,
-)
+from ftis.swarm.rounds import CATCH_UP_SECONDS, GRACE_SECONDS, MAX_COMINGS, MAX_TOKENS, NOTICE_SECONDS
 
 # --- when a round closes ----------------------------------------------------------------------------------------------
 
@@ -616,39 +608,3 @@ def test_in_lock_step_nothing_is_skipped_once_this_peer_is_present() -> None:
             table.offers(name, 15)
         assert table.catch_up(1) == goes
         assert table.announced == ([0] if goes == 1 else [0, goes])
-
-
-# --- another transport ----------------------------------------------------------------------------------------------
-
-
-def test_two_peers_train_over_a_transport_of_ten_lines() -> None:
-    """What a transport has to do, with two dictionaries for a wire."""
-    wire: dict[tuple[str, int], tuple[bytes, bytes, bytes]] = {}
-    tables = {"a": Table(names="b"), "b": Table(names="a")}
-
-    def carry(name: str, other: str) -> None:
-        table = tables[name]
-        for (peer, round), (document, seal, _) in sorted(wire.items()):
-            if peer == other:
-                table.heed(table.rounds.offered(peer, round, document, seal, table.now))
-        table.poll()
-        for offer in table.to_fetch:
-            assembly = Assembly(offer)
-            for index in assembly.missing():
-                assembly.hear(index, wire[offer.peer, offer.round][2][index * CHUNK_BYTES :][:CHUNK_BYTES])
-            table.rounds.fetched(assembly)
-        table.to_fetch.clear()
-        table.poll()
-
-    for name, other in (("a", "b"), ("b", "a")):
-        assert tables[name].enter() == 0
-        tables[name].comes(other)
-    for round in range(ROUNDS):
-        for name in "ab":
-            data = contents_of(name, round) * 20_000
-            document = manifests.to_bytes(manifests.describe(RUN, name, round, 1, data, ()))
-            wire[name, round] = document, manifests.seal(KEYS[name], document), data
-            tables[name].collect(round)
-        for name, other in (("a", "b"), ("b", "a")):
-            carry(name, other)
-            assert tables[name].closed == Collected({other: contents_of(other, round) * 20_000})

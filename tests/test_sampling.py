@@ -166,19 +166,6 @@ def test_a_lora_policy_is_sampled_with_its_adapter(sampler: Sampler, tiny_policy
         np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
 
 
-@SAMPLERS
-def test_in_bfloat16_sampler_and_learner_still_see_nearly_one_policy(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy(dtype="bfloat16")
-    policy.end_ids = ENDS
-    groups = sampler(policy, PROMPTS, 4, Decoding(16), 0)
-    gaps = [
-        np.abs(r.gen_logp - logp).mean()
-        for r, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, 1.0), strict=True)
-    ]
-    assert np.mean(gaps) < 0.05
-    assert all(r.gen_logp.dtype == np.float32 for r in flat(groups))
-
-
 # --- truncation -------------------------------------------------------------------------------------------------------
 
 

@@ -14,15 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT
-from make_starters import (
-    STARTERS,
-    STYLES,
-    TAGS,
-    _example,
-    _problem,
-    make_tokenizer,
-    write_completion,
-)
+from make_starters import STARTERS, STYLES, TAGS, _example, _problem, make_tokenizer, write_completion
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -58,19 +50,6 @@ def test_every_symbol_and_every_tag_is_one_token() -> None:
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text  # the tags are not special
     assert len(tokenizer) == len(set(tokenizer.get_vocab().values())) == 4 + len(TAGS) + len(make_starters.SYMBOLS)
-
-
-def test_a_beginning_is_put_in_front_and_special_tokens_are_left_out_of_the_text() -> None:
-    tokenizer = make_tokenizer()
-    ids = tokenizer("3+8*7=")["input_ids"]
-    assert ids[0] == tokenizer.bos_token_id
-    assert tokenizer.decode([*ids, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True) == (
-        "3+8*7="
-    )
-    specials = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}
-    assert len(specials) == 4
-    assert tokenizer("a", add_special_tokens=False)["input_ids"] == [tokenizer.unk_token_id]
-    assert not tokenizer.chat_template
 
 
 # --- what they are warmed up on ---------------------------------------------------------------------------------------

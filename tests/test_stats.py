@@ -1,4 +1,4 @@
-"""The statistics against scipy, statsmodels and enumeration by hand; test_stats_promises.py simulates.
+"""The statistics against scipy, statsmodels and enumeration by hand.
 
 Numbers marked "statsmodels" are those of statsmodels 0.15.0, written out: the tests don't need it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from ftis.comparison.stats import (
-    ALPHA,
-    Interval,
-    PairedDifference,
-    holm,
-    mean_interval,
-    paired_difference,
-    verdict,
-)
+from ftis.comparison.stats import ALPHA, Interval, PairedDifference, holm, mean_interval, paired_difference, verdict
 
 TOGETHER = [0.612, 0.587, 0.640, 0.601, 0.623]
 ALONE = [0.571, 0.560, 0.583, 0.590, 0.566]
@@ -58,15 +51,6 @@ def test_intervals_by_hand() -> None:
     one = mean_interval([0.4])
     assert (one.mean, one.n, math.isnan(one.low), math.isnan(one.high)) == (0.4, 1, True, True)
     assert mean_interval([0.1] * 3) == Interval(0.1, 0.1, 0.1, 3)  # exactly, although 0.1 + 0.1 + 0.1 > 0.3
-
-
-def test_a_paired_difference_with_all_its_numbers() -> None:
-    difference = paired_difference(TOGETHER, ALONE)
-    # statsmodels: DescrStatsW(d).tconfint_mean(), .ttest_mean(0)
-    assert astuple(difference) == pytest.approx(
-        (0.0386, 0.01392866439661037, 0.06327133560338966, 0.01221507263060298, 5),
-        rel=1e-5,
-    )
 
 
 @given(two_arms)
@@ -116,6 +100,31 @@ def test_differences_without_a_spread_are_judged_by_their_number() -> None:
     assert (rounded.mean, rounded.p_value) == (0.0, 1.0)
     spread = paired_difference([0.5, 0.5, 0.5 + 1 / 10_000], [0.5, 0.5, 0.5])  # one problem more in one seed
     assert spread.p_value == pytest.approx(scipy_stats.ttest_1samp([0, 0, 1], 0).pvalue, rel=1e-9)
+
+
+def test_holm_by_hand_and_by_statsmodels() -> None:
+    assert holm([]) == []
+    assert holm([0.03]) == [0.03]
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])  # 0.01 · 3, 0.02 · 2, and no less for 0.04
+    # statsmodels: multipletests(p, method="holm")[1]
+    p = [0.04, 0.001, 0.03, 0.01, 0.5, 0.03]
+    assert holm(p) == pytest.approx([0.12, 0.006, 0.12, 0.05, 0.5, 0.12], rel=1e-12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10), st.randoms(use_true_random=False))
+def test_holm_rejects_what_stepping_down_rejects(p: list[float], random: Random) -> None:
+    adjusted = holm(p)
+    for alpha in (0.01, 0.05, 0.3):
+        rejected = set()
+        for step, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+            if (len(p) - step) * p[i] >= alpha:
+                break
+            rejected.add(i)
+        assert rejected == {i for i, value in enumerate(adjusted) if value < alpha}
+    assert all(raw <= value <= min(1.0, len(p) * raw) for raw, value in zip(p, adjusted, strict=True))
+    order = list(range(len(p)))
+    random.shuffle(order)
+    assert holm([p[i] for i in order]) == [adjusted[i] for i in order]
 
 
 CLEAR = PairedDifference(0.043, 0.012, 0.074, 0.018, 5)

@@ -64,7 +64,7 @@ from ftis.swarm.link import NetworkExchange
 from ftis.tasks.clock import clock_solution
 from ftis.trl.member import AloneError, connected, newest_checkpoint
 from ftis.trl.options import DIVISORS, OptionError
-from recipes import evenness, write_recipe
+from recipes import evenness
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed here: make test-trl"),
@@ -188,35 +188,6 @@ def test_with_nobody_else_it_is_grpotrainer_to_the_bit(options: dict[str, Any], 
     assert all(torch.equal(weights[name], of_trl[name]) for name in of_trl)
 
 
-@pytest.mark.slow
-def test_trls_quick_start_with_nobody_else_is_grpotrainer_to_the_bit(
-    tiny_model_dir: TinyModelDir, tmp_path: Path
-) -> None:
-    """No key of GRPOConfig is set except its place, the CPU and few steps. Evenness rewards a random model, too."""
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.rewards import accuracy_reward
-
-    from ftis.trl import FTISTrainer, Swarm
-
-    model = str(tiny_model_dir("qwen2", chat_template=True, max_position_embeddings=1024))
-    sums = [(a, b) for a in (1, 2) for b in (3, 4)]
-    rows = [{"prompt": [{"role": "user", "content": f"{a}+{b}="}], "solution": f"${a + b}$"} for a, b in sums]
-    found = []
-    for kind, more in ((GRPOTrainer, {}), (FTISTrainer, {"swarm": Swarm()})):
-        args = GRPOConfig(str(tmp_path / kind.__name__), use_cpu=True, max_steps=3)
-        rewards, data = [accuracy_reward, evenness], Dataset.from_list(rows)
-        trainer = kind(model=model, reward_funcs=rewards, args=args, train_dataset=data, **more)
-        _, weights = trained(trainer)
-        (log,) = trainer.state.log_history
-        found.append((weights, {key: value for key, value in log.items() if "time" not in key and "second" not in key}))
-    (weights, log), (of_trl, theirs) = found[::-1]
-    assert (args.num_generations, args.per_device_train_batch_size, args.loss_type, args.bf16) == (8, 8, "dapo", True)
-    assert log == theirs
-    assert log["train_loss"] != 0
-    assert all(torch.equal(weights[name], of_trl[name]) for name in of_trl)
-
-
 LOSSES: list[dict[str, Any]] = [
     {},
     {"loss_type": "grpo", "mask_truncated_completions": True},
@@ -265,24 +236,6 @@ def test_two_peers_of_one_policy_learn_what_grpotrainer_learns_from_both(
     assert len(expected) == 2
     moved = {name: weights[name] - before[name] for name in of_trl}
     assert relative_difference({name: of_trl[name] - before[name] for name in of_trl}, moved) < 1e-3
-
-
-@pytest.mark.parametrize("options", [{}, {"loss_type": "grpo", "mask_truncated_completions": True}], ids=str)
-def test_a_round_in_which_nobody_else_takes_part_is_trls(options: dict[str, Any], model: Path, tmp_path: Path) -> None:
-    from trl import GRPOTrainer
-
-    settings = {"steps_per_generation": 1, "optim": "sgd", "learning_rate": 0.02, "save_strategy": "no", **options}
-    args = config(tmp_path / "ours", per_device_train_batch_size=16, **settings)
-    trainer = trainer_of(model, args, scene_recipe(1), Nobody(), rollout_func=draws)
-    rows = trainer.train_dataset.select(sorted(trainer.member.assigned("a", 0)))
-    with pytest.raises(AloneError):
-        trainer.train()
-    args = config(tmp_path / "theirs", shuffle_dataset=False, max_steps=1, **settings)
-    theirs = GRPOTrainer(str(model), evenness, args, train_dataset=rows, rollout_func=draws)
-    before = {name: parameter.detach().clone() for name, parameter in theirs.model.named_parameters()}
-    of_trl = {name: weight - before[name] for name, weight in trained(theirs)[1].items()}
-    ours = {name: parameter.detach() - before[name] for name, parameter in trainer.model.named_parameters()}
-    assert relative_difference(of_trl, ours) < 1e-4
 
 
 def test_a_dropped_rollout_has_no_kl_to_the_reference_and_still_counts(model: Path, tmp_path: Path) -> None:
@@ -510,19 +463,6 @@ def agreeing(mine: Path, theirs: Path, rounds: int, names: Sequence[str] = "ab")
     return of_both
 
 
-def test_a_trl_peer_and_a_peer_of_ours_learn_from_each_other(model: Path, tmp_path: Path) -> None:
-    recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
-    trainer = trained_beside_ours(recipe, model, model, tmp_path)
-    here, _ = agreeing(trainer.place, tmp_path / "b", 3)
-    for row in here:
-        assert row["peer/b/admitted"] == 2 * GROUP
-        assert row["peer/b/honesty/quarantined"] is False
-        assert not row["without_foreign"]
-    logged = [row for row in trainer.state.log_history if "reward" in row]
-    assert [row["peer/b/admitted"] for row in logged] == [2 * GROUP] * 3  # in TRL's log
-    assert [row["reward"] for row in logged] == pytest.approx([row["reward"] for row in here])
-
-
 def test_a_trl_peer_and_one_of_another_tokenizer_learn_from_each_other(tmp_path: Path) -> None:
     recipe = scene_recipe(honesty={"action": "quarantine"}, reward={"function": "recipes.evenness"})
     recipe = recipe.model_copy(update={"exchange": "text"})
@@ -629,6 +569,8 @@ def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Pat
         assert mine["peer/b/admitted"] == theirs["peer/a/admitted"] == 2 * GROUP
         assert mine["peer/b/kept"] > 0
         assert mine["completions/mean_turns"] > 1
+    logged = [row for row in trainer.state.log_history if "reward" in row]
+    assert [row["peer/b/admitted"] for row in logged] == [2 * GROUP] * 3  # in TRL's log
     assert len(heard) == 3 * 4 * GROUP  # own ones and the other's
     assert all(messages[0]["role"] == messages[-1]["role"] == "assistant" for messages, _ in heard)
     told = [(messages[-2], coins) for messages, coins in heard if len(messages) > 2]
@@ -835,8 +777,7 @@ def fails_on(bad: Sequence[int], how: str, later: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("how", "later"),
-    [("raises", True), ("too few", False), ("None", False), ("inf", True), ("text", False)],
+    ("how", "later"), [("raises", True), ("too few", False), ("None", False), ("inf", True), ("text", False)]
 )
 def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
     how: str, later: bool, model: Path, tmp_path: Path
@@ -982,22 +923,6 @@ def test_of_checkpoints_the_newest_that_was_written_whole_is_taken(tmp_path: Pat
         if state is not None:
             (tmp_path / f"checkpoint-{name}" / "trainer_state.json").write_text(state)
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
-
-
-def test_smaller_micro_batches_change_nothing(model: Path, tmp_path: Path) -> None:
-    """Two optimiser steps a round, twice over the round, in one micro-batch each or in two."""
-    weights = []
-    for size, parts in ((8, 1), (4, 2)):
-        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        args = config(tmp_path / str(parts), **options, steps_per_generation=2 * parts, num_iterations=2, save_steps=4)
-        trainer = trainer_of(model, args, scene_recipe(2, objective={"kl_threshold": 50.0}))
-        before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-        trainer.train()
-        assert [row["optimizer_steps"] for row in read_jsonl(trainer.place / "metrics.jsonl")] == [4, 4]
-        weights.append(dict(trainer.model.named_parameters()))
-    for name, weight in weights[0].items():
-        assert not torch.equal(weight, before[name]), name
-        assert weights[1][name].detach() == pytest.approx(weight.detach(), abs=1e-5), name
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
@@ -1417,59 +1342,6 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
     assert (Path("runs/trl/small/ftis.identity/incarnation")).read_text() == "2\n"
     learned = [np.mean([row["reward"] for row in rows[-3:]]) - rows[0]["reward"] for rows in (here, there)]
     assert min(learned) > 0.2
-
-
-PLAYING = """
-import torch
-from purse import Purse
-from trl.chat_template_utils import qwen3_template
-from trl_scene import config
-
-from ftis.engines.models import load_tokenizer
-from ftis.trl import FTISTrainer, Swarm
-
-torch.set_num_threads(1)
-tokenizer = load_tokenizer("model", padding_side="left")
-tokenizer.response_template = qwen3_template
-args = config("trl", max_completion_length=96, max_tool_calling_iterations=2)
-swarm = Swarm("recipe.toml", "a")
-FTISTrainer("model", None, args, processing_class=tokenizer, environment_factory=Purse, swarm=swarm).train()
-"""
-
-
-@pytest.mark.slow
-def test_a_trl_script_and_ftis_join_play_in_one_environment(caller: tuple[Path, Any], tmp_path: Path) -> None:
-    """Processes that share a class and the network alone come to the same prompts, seeds, answers and rewards."""
-    shutil.copytree(caller[0], tmp_path / "model")
-    write_recipe(
-        tmp_path,
-        {name: {"model": "model", "learning_rate": 1e-3} for name in "ab"},
-        task={"environment": "purse.Purse"},
-        prompt={"template": "{question}"},
-        sampling={"max_completion_length": 96, "max_turns": 3},
-        training={"rounds": 3},
-        objective={"kl_threshold": 1e9},
-        network={"open": True, "port": free_port(), "deadline": HUNG, "start_seconds": HUNG},
-    )
-    seeded = f"class Purse(Wallet):\n{inspect.getsource(Stone.reset)}"
-    (tmp_path / "purse.py").write_text(f"{inspect.getsource(Wallet)}\n\n{seeded}")
-    (tmp_path / "script.py").write_text(PLAYING)
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
-    commands = {"a": [sys.executable, "script.py"], "b": command("join", "recipe.toml", "--peer", "b")}
-    logs = {name: tmp_path / f"{name}.log" for name in commands}
-    processes = {n: Watched(commands[n], logs[n], cwd=tmp_path, environment=environment) for n in commands}
-    try:
-        for name, process in processes.items():
-            assert process.wait(HUNG) == 0, logs[name].read_text()[-3000:]
-    finally:
-        for process in processes.values():
-            process.kill()
-    (joined,) = (path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
-    for mine, theirs in zip(*agreeing(tmp_path / "trl" / "ftis", joined, 3), strict=True):
-        assert [row[f"peer/{n}/admitted"] for row, n in ((mine, "b"), (theirs, "a"))] == [2 * GROUP] * 2
-        assert min(row["foreign_used"] for row in (mine, theirs)) > 0
-        assert mine["completions/mean_turns"] > 1
 
 
 @pytest.mark.slow

@@ -154,19 +154,6 @@ def test_an_experiment_is_shown_as_it_finishes_and_left_as_it_is(tmp_path: Path)
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
-def test_a_job_is_finished_once_it_was_evaluated_after_its_last_round(tmp_path: Path) -> None:
-    directory = both_budgets(tmp_path)
-    path = directory / "scene-seed4" / "F-TIS" / "small" / "evaluations.jsonl"
-    whole = path.read_bytes()
-    last = json.loads(whole.splitlines()[-1])["step"]
-    followed = Directory(directory)
-    (arm,) = (arm for arm in followed.plan.arms if arm.name == "F-TIS")
-    path.write_bytes(b"".join(line for line in whole.splitlines(keepends=True) if json.loads(line)["step"] < last))
-    assert followed.peer(4, arm.name, "small").missing(arm.recipe.training.rounds)
-    path.write_bytes(whole)
-    assert followed.peer(4, arm.name, "small").missing(arm.recipe.training.rounds) is None
-
-
 def test_what_was_not_recorded_is_waited_for_and_what_is_damaged_left_out(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
