@@ -7,7 +7,6 @@ alternate, so a step is measured even if no group carries signal. Nothing of tha
 
 from __future__ import annotations
 
-import json
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from ftis.peer import Peer, Stopwatch
 from ftis.prompts import Task
 from ftis.recipe.arms import rollouts_per_round, threads_of
 from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
-from ftis.records.files import write_json
+from ftis.records.files import read_json, write_json
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.parts import graded_in
 from ftis.rewards.scoring import RewardError, is_graded, kind_of_answers, load_scorer
@@ -122,7 +121,7 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None,
 
 
 def _read(file: Path) -> Sounding:
-    values = json.loads(file.read_text(encoding="utf-8"))
+    values = read_json(file)
     values["rewards"] = tuple(map(tuple, values["rewards"]))
     values["samples"] = tuple(map(tuple, values["samples"]))
     values["example"] = values["example"] and tuple(values["example"])

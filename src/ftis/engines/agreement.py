@@ -329,6 +329,6 @@ def rms_or_peak(values_M: Floats | Nats, peak: float, agreeing: int = 0) -> floa
 
 
 def _largest(some: Sequence[Floats], others: Sequence[Floats], size: Callable[[Floats], float]) -> float:
-    """The largest size of a row's differences, without tokens of which neither knows a probability."""
+    """The largest size of a row's differences. A token counts only with a probability on both sides."""
     gaps = [one - other for one, other in zip(some, others, strict=True)]
     return max(size(gap[~np.isnan(gap)]) if not np.isnan(gap).all() else np.inf for gap in gaps)

@@ -162,7 +162,7 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
 
     Args:
         model: a Hugging Face directory, a Hub id, or ``starter:<name>``.
-        run_as: a peer on whose device, and in whose precision, the model runs; by default those of ``auto``.
+        run_as: a peer with the device and the precision of the model; by default those of ``auto``.
         limit: the most problems, a seeded subset.
 
     Raises:

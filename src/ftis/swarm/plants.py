@@ -193,7 +193,7 @@ class PlantTest:
         self.watched.update((ids, False) for ids in new if ids not in known)
 
     def _leave(self) -> None:
-        """Keep each list bounded. What own answers held since is listed apart: a flood of texts does not evict it."""
+        """Bound each list. N-grams that own answers held since are counted apart, so a flood of texts evicts none of them."""
         for held in (False, True):
             of = [ids for ids, since in self.watched.items() if since == held]
             for ids in of[: -MOST // 2]:
@@ -235,7 +235,7 @@ def parts_of(ids: NGram) -> list[NGram]:
 
 
 def news_of(new: Mapping[NGram, Mapping[str, float]], found: Collection[NGram]) -> list[Found]:
-    """What is said of n-grams that were found in a round: one of them for each set of senders."""
+    """One of the n-grams that were found in a round for each set of senders, with the number of the others."""
     inside = {part for ids in found for part in parts_of(ids)}
     of = dict[frozenset[str], list[NGram]]()
     for ids, share in new.items():

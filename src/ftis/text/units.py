@@ -102,7 +102,7 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
 def as_sampled(texts: Sequence[Rollout], learner: TokenBytes, end_id: int, end_ids: Sequence[int]) -> list[Aligned]:
     """The rollouts that a sender of the learner's own tokenizer sampled, each token a unit of its own.
 
-    One whose tokens the vocabulary lacks, or whose text is no UTF-8, is aligned as any other.
+    A text with tokens that the vocabulary lacks, or that is no UTF-8, is aligned as any other.
 
     Args:
         end_ids: the tokens that end a completion for both, in the order in which ends are numbered.
