@@ -41,11 +41,11 @@ from fuzz_cases import END, GOOD_MANIFESTS, LONGEST, ROUND, RUN, TOKENIZER, VOCA
 
 from ftis.admission import Admission, Admitter, Reason, Terms
 from ftis.codec import MOST_BYTES, CodecError, Limits, Message, decode, encode
+from ftis.guards.penalties import Penalties
 from ftis.rollouts import MIN_LOGP, Prompt
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import ManifestError
-from ftis.swarm.penalties import Penalties
 from ftis.text.completions import END as END_OF_TEXT
 from ftis.text.messages import TextReader, spoken, terms_of_text
 from ftis.text.token_bytes import TokenBytes

@@ -44,9 +44,9 @@ from doubles import TOKENIZER, Swarm, light_admitter, light_recipe, made_up_grou
 from timing import median_seconds
 
 from ftis.codec import Header, Message, encode
+from ftis.guards.limit import groups_per_peer
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
-from ftis.swarm.limit import groups_per_peer
 
 GROUPS, ROLLOUTS, TOKENS = 2, 12, 64
 LIMIT = 288

@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from ftis.swarm.falls import FallTest
+from ftis.guards.falls import FallTest
 
 ALPHA, MARGIN = 0.01, 0.1
 SPREAD, COMPLETIONS = 1.5, 12

@@ -26,13 +26,13 @@ import numpy as np
 from ftis.admission import Admitter, Terms
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import Recipe
+from ftis.guards.limit import ForeignLimit, groups_per_peer
 from ftis.recipe.parsing import parse
 from ftis.records.events import Event, Stopped, to_json
 from ftis.rollouts import Group, Prompt, Rollout
 from ftis.schedule import assigned
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import load_key, read_roster
-from ftis.swarm.limit import ForeignLimit, groups_per_peer
 from ftis.swarm.link import NetworkExchange
 
 VOCABULARY, END = 1000, 999

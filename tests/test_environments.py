@@ -41,6 +41,7 @@ from ftis.environments.calculator import Calculator, calculated
 from ftis.environments.contract import open_environment
 from ftis.environments.play import MARK, OVERDUE, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
+from ftis.guards.penalties import OWN_FAULTS
 from ftis.peer import Drawn, Peer
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
@@ -53,7 +54,6 @@ from ftis.run.provenance import agreed_modules
 from ftis.run.runs import run as train
 from ftis.sampling import Decoding
 from ftis.seams import GIVEN
-from ftis.swarm.penalties import OWN_FAULTS
 from recipes import recipe_of, write_recipe
 
 EOS = SPECIAL_TOKENS.index("<eos>")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis.swarm.falls import GAPS, STAKES, TIMES, FallTest, shortest_window
+from ftis.guards.falls import GAPS, STAKES, TIMES, FallTest, shortest_window
 
 UNIT = st.floats(0, 1)
 

@@ -39,6 +39,7 @@ CORE = [
 
 WINGS = {
     "honesty": "contexts spellings evidence frequent selection",
+    "guards": "limit penalties falls plants regret",
     "text": "token_bytes completions turns units messages alignment",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
@@ -50,8 +51,7 @@ WINGS = {
     "records": "lines files events trackers writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity manifest limit penalties falls plants regret session chunks offers others outbox pace "
-    "shares rounds link",
+    "swarm": "facts identity manifest session chunks offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting exchange "
     "prepare provenance processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",

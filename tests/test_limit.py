@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ftis.admission import Admission
 from ftis.config import Recipe
+from ftis.guards.limit import ForeignLimit, take_turns
 from ftis.rollouts import Group, ScoredGroup
 from ftis.schedule import assigned
-from ftis.swarm.limit import ForeignLimit, take_turns
 from recipes import swarm
 
 # --- taking turns -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from twin import Twin
 
 from ftis.admission import Admitter, Collected
 from ftis.config import Recipe, RecipeError
+from ftis.guards.regret import NoRegret
 from ftis.learning import judge
 from ftis.peer import Peer
 from ftis.policy import Policy
@@ -32,7 +33,6 @@ from ftis.run.assembly import assemble
 from ftis.run.runs import run
 from ftis.run.training import Trainer
 from ftis.swarm.link import NetworkExchange
-from ftis.swarm.regret import NoRegret
 from ftis.swarm.rounds import Rounds
 from ftis.swarm.shares import Share
 from recipes import pair_of

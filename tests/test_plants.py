@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis.advantages import group_advantages
+from ftis.guards.plants import MOST, ODDS, SIZES, TAKEN_UP, UNHELD, USUAL, Grams, log_help
+from ftis.guards.regret import NoRegret
 from ftis.rollouts import Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
-from ftis.swarm.plants import MOST, ODDS, SIZES, TAKEN_UP, UNHELD, USUAL, Grams, log_help
-from ftis.swarm.regret import NoRegret
 from recipes import recipe_of
 
 # --- evidence and n-grams ---------------------------------------------------------------------------------------------

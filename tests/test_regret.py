@@ -14,6 +14,7 @@ from run_files import differences, records_of, weights
 
 from ftis.config import PeerConfig
 from ftis.engines.models import require_precision
+from ftis.guards.regret import ALONE, PROBATION, NoRegret, no_regret
 from ftis.policy import ModelError
 from ftis.recipe.parsing import load
 from ftis.records.events import Event, NetworkEvent
@@ -22,7 +23,6 @@ from ftis.records.reading import PeerRun
 from ftis.run.assembly import assemble, second
 from ftis.run.together import in_turns
 from ftis.run.training import Trainer
-from ftis.swarm.regret import ALONE, PROBATION, NoRegret, no_regret
 from recipes import recipe_of, write_recipe
 
 GROUPS, WINDOW = 12, 4

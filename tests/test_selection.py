@@ -25,12 +25,12 @@ from ftis import admission as admission_module
 from ftis.admission import Admission, Collected
 from ftis.codec import decode
 from ftis.config import Recipe, RecipeError
+from ftis.guards.limit import ForeignLimit
+from ftis.guards.penalties import Penalties
 from ftis.member import Member
 from ftis.objectives import OBJECTIVES, Diagnostics
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged, KLFilter, OfShares, Selection, kl_shares, select, selections_of
-from ftis.swarm.limit import ForeignLimit
-from ftis.swarm.penalties import Penalties
 from recipes import recipe_of
 
 NOISE = b"not a message"

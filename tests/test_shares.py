@@ -17,13 +17,13 @@ from round_table import Table
 
 from ftis.admission import Reason
 from ftis.config import LARGEST_SHARE, Recipe, RecipeError
+from ftis.guards.limit import ForeignLimit
 from ftis.recipe.arms import RunError
 from ftis.recipe.parsing import parse
 from ftis.run.assembly import assemble
 from ftis.run.runs import run
 from ftis.schedule import assigned
 from ftis.swarm.facts import agreement, run_id
-from ftis.swarm.limit import ForeignLimit
 from ftis.swarm.manifest import ManifestError, describe, to_bytes
 from ftis.swarm.manifest import parse as parse_manifest
 from ftis.swarm.shares import ROUNDS, Share

@@ -15,10 +15,10 @@ import torch
 from commands import research, trained
 from run_files import weights, without_times
 
+from ftis.guards.regret import NoRegret
 from ftis.recipe.arms import RunError
 from ftis.records.files import read_jsonl
 from ftis.records.writing import read_rollouts
-from ftis.swarm.regret import NoRegret
 from recipes import write_recipe
 from research.replay import recordings, replay_run
 
@@ -68,8 +68,8 @@ def test_a_replay_goes_back_where_the_run_did(
 ) -> None:
     """A rate that destroys the model. Windows have one round, and any evidence is an alarm."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ftis.swarm.falls.LEAST_GROUPS", 1)
-    monkeypatch.setattr("ftis.swarm.falls.LEAST_ROUNDS", 1)
+    monkeypatch.setattr("ftis.guards.falls.LEAST_GROUPS", 1)
+    monkeypatch.setattr("ftis.guards.falls.LEAST_ROUNDS", 1)
     monkeypatch.setattr(NoRegret, "threshold", property(lambda guard: -1e3))
     peers = {name: {"model": tiny_model_dir(), "learning_rate": 3.0} for name in "ab"}
     training = {"no_regret": 0.1, "rounds": 7, "eval_every": 7}

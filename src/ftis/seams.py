@@ -46,11 +46,11 @@ ENGINES: Mapping[str, str] = {
 it."""
 
 SELECTIONS: Mapping[str, str] = {
-    "limit": "ftis.swarm.limit.foreign_limit",
-    "failure": "ftis.swarm.limit.successes_only",
-    "short": "ftis.swarm.limit.by_length",
-    "penalty": "ftis.swarm.penalties.penalties",
-    "regret": "ftis.swarm.regret.no_regret",
+    "limit": "ftis.guards.limit.foreign_limit",
+    "failure": "ftis.guards.limit.successes_only",
+    "short": "ftis.guards.limit.by_length",
+    "penalty": "ftis.guards.penalties.penalties",
+    "regret": "ftis.guards.regret.no_regret",
     "honesty": "ftis.honesty.selection.honesty_test",
     "alignment": "ftis.text.alignment.readable",
 }

@@ -14,6 +14,7 @@ from ftis.engines.devices import peak_bytes
 from ftis.engines.handover import Copied
 from ftis.engines.stops import Stopping
 from ftis.episodes import Episodes
+from ftis.guards.regret import NoRegret
 from ftis.measures import RoundRecord
 from ftis.member import Outgoing
 from ftis.peer import Drawn, Peer
@@ -40,7 +41,6 @@ from ftis.run.checkpoint import CheckpointError
 from ftis.run.evaluate import Exam
 from ftis.run.together import Rounds
 from ftis.sampling import Sampler
-from ftis.swarm.regret import NoRegret
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
+from ftis.guards import falls
 from ftis.rollouts import Batch, Bools, Floats, Ints, Rows
-from ftis.swarm import falls
 
 Floats64 = npt.NDArray[np.float64]
 NGram = tuple[int, ...]
@@ -193,7 +193,7 @@ class PlantTest:
         self.watched.update((ids, False) for ids in new if ids not in known)
 
     def _leave(self) -> None:
-        """Bound each list. N-grams that own answers held since are counted apart, so a flood of texts evicts none of them."""
+        """Bound each list. N-grams that own answers held since are bounded apart: no flood of texts evicts them."""
         for held in (False, True):
             of = [ids for ids, since in self.watched.items() if since == held]
             for ids in of[: -MOST // 2]:

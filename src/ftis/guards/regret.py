@@ -1,6 +1,6 @@
 """No regret: a learner that got worse goes back, learns alone, and takes senders back one at a time.
 
-A fall of the learner's own reward (:mod:`ftis.swarm.falls`) is an alarm. :class:`ftis.run.training.Trainer` then goes
+A fall of the learner's own reward (:mod:`ftis.guards.falls`) is an alarm. :class:`ftis.run.training.Trainer` then goes
 back to the best checkpoint::
 
     together ──alarm──▶ alone ──its rounds pass──▶ probation of the first ──▶ … of the last ──▶ together
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ftis.config import Recipe
+from ftis.guards.falls import LONGEST, FallTest, shortest_window
+from ftis.guards.plants import PlantTest
 from ftis.rollouts import Decode
 from ftis.selection import Judged, Selection
-from ftis.swarm.falls import LONGEST, FallTest, shortest_window
-from ftis.swarm.plants import PlantTest
 
 ALPHA = 0.01
 """The most probability of a false alarm in a run, and of a text that is found by mistake."""
