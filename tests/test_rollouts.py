@@ -94,6 +94,7 @@ def test_collate_joins_what_several_peers_sampled_for_one_prompt_of_one_round() 
     )
     assert batch.group_N.tolist() == [0, 1, 1, 1, 1, 2]
     assert [batch.sources[i] for i in batch.source_N] == ["a", "a", "a", "b", "b", "b"]
+    assert [rows.tolist() for rows in batch.own_groups()] == [[0, 1, 2]], "of the learner alone"
 
 
 def test_collate_of_nothing_is_an_empty_batch() -> None:
