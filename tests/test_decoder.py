@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from conftest import TinyPolicy
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ftis.engines import decoder
+from ftis.engines import decoder, slots
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import FusedDecoder, fuses
 from ftis.engines.linear import Linear, _packs
@@ -165,3 +168,39 @@ def test_the_sampler_gives_the_same_with_and_without(
             if dtype == "float32":
                 assert a.completion_ids.tolist() == b.completion_ids.tolist()
             assert abs(float(a.gen_logp[0] - b.gen_logp[0])) < tolerance or a.completion_ids[0] != b.completion_ids[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "settings"), [("qwen2", {}), ("gemma3_text", {"sliding_window": 4})])
+def test_rows_that_read_on_are_as_many_at_a_time_as_memory_allows(
+    kind: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes as the allocator has them. The rows keep 40 to 71 of 104 tokens."""
+    n, places = 32, 104
+    model, random = model_of(kind, max_position_embeddings=128, **settings), torch.Generator().manual_seed(0)
+    fused, known_N = FusedDecoder(model, torch.float32, torch.arange(places)), torch.arange(40, 40 + n)
+    unread = torch.arange(places) >= known_N[:, None]
+    row_M, slot_M = unread.nonzero(as_tuple=True)
+    token_M = torch.randint(0, 60, row_M.shape, generator=random)
+    shape = (n, model.config.num_key_value_heads, places, fused.width)
+    kept = [torch.randn(shape, generator=random) for _ in (*fused.layers, *fused.layers)]
+
+    def read(within: int) -> tuple[Tensor, int]:
+        """Logits, and the most bytes at once beside those from before."""
+        monkeypatch.setattr(slots, "CPU_CACHE_BYTES", within)
+        keys, values = [k.clone() for k in kept[: len(fused.layers)]], [v.clone() for v in kept[len(fused.layers) :]]
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            logits = fused.read(token_M, slot_M, row_M, slot_M, keys, values, torch.zeros(n, dtype=torch.int64))
+        events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+        sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+        return logits, max(accumulate(sizes))
+
+    activations = slots.prefill_bytes(model.config, len(row_M), 4)
+    a_row = slots.attention_bytes(fused.n_query, fused.width, places - 40, places, 4)
+    whole, measured = read(2**31)
+    assert 1 / 2 < measured / (activations + n * a_row) < 2
+    for at_once in (5, 1):
+        logits, less = read(slots.PREFILL_PARTS * a_row * at_once)
+        assert torch.equal(logits, whole)
+        assert 1 / 2 < less / (activations + at_once * a_row) < 2
+        assert less < measured / 2

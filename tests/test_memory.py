@@ -157,7 +157,11 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monke
         update={"task": recipe.task.model_copy(update=task), "sampling": recipe.sampling.model_copy(update=sampling)}
     )
     in_turns = peak_memory(played, recipe.peers[0], shape, [9, 5, 7, 9], program=7).sampling
-    assert in_turns == max(drawn(n, p) + 2 * n * (9 + 8) * slot for n, p in ((8, 2), (4, 4))) + copied
+    attending = text.num_attention_heads * 8 * (4 * (9 + 8) + 3 * head_dim) * 4  # while a row reads an answer
+    assert in_turns == max(drawn(n, p) + n * (2 * (9 + 8) * slot + attending) for n, p in ((8, 2), (4, 4))) + copied
+    behind = text.num_attention_heads * 4 * (4 * 9 + 3 * head_dim) * 4  # four tokens behind what prompts share
+    shared = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 7, shared=5).sampling
+    assert shared == max(drawn(8, 2) + 2 * behind, drawn(4, 4) + 4 * behind) + copied
     with monkeypatch.context() as less:
         less.setattr(slots, "CPU_CACHE_BYTES", 2 * drawn(8, 0, 9 + 8 - 1) - 1)  # less than twice the rows of a round
         assert peak_memory(played, recipe.peers[0], shape, [9, 5, 7, 9], program=7).sampling < in_turns

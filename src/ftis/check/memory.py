@@ -22,6 +22,8 @@ from ftis.engines.machine import with_threads
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
 from ftis.engines.slots import (
+    PREFILL_PARTS,
+    attention_bytes,
     cache_bytes,
     cached_number,
     groups_within,
@@ -131,7 +133,8 @@ def peak_memory(
     dtype = resolve_dtype(peer.dtype, device)
     number = dtype.itemsize
     text = shape.config.get_text_config(decoder=True)
-    layers, vocabulary = text.num_hidden_layers, text.vocab_size
+    layers, vocabulary, heads = text.num_hidden_layers, text.vocab_size, getattr(text, "num_attention_heads", None) or 1
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
     embedding = vocabulary * text.hidden_size
 
     batch, repeats = swarm.sampling.batch_size, swarm.rollouts_per_group
@@ -154,6 +157,12 @@ def peak_memory(
         at_once, a_row = groups_within(shape.config, longest, steps, kept_in, groups, of_each, most, within, refills)
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
+        # Tokens behind kept ones are read by the decoder: an answer's, or those behind the prompts' long beginning.
+        read = steps if keeps else longest - shared if 2 * shared >= longest else 0
+        if read and refills:
+            places = longest + steps if keeps else longest
+            attending = attention_bytes(heads, width, read, places, number)
+            prefill += min((rows if keeps else prefilled) * attending, max(attending, within // PREFILL_PARTS))
         of_turns = 2 * rows * (a_row - row_bytes(shape.config, 0, kept_in)) if keeps else 0  # this one's, the last's
         cache = max(cache, at_once * of_each * a_row + prefill + of_turns)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM

@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from transformers import DynamicCache
 from ftis.engines.kept import callable_as_kept, within_tolerance
 from ftis.engines.lengths import named_lengths
 from ftis.engines.linear import Linear
+from ftis.engines.slots import rows_attending
 from ftis.engines.windows import Window, attention_windows
 from ftis.policy import positions_of
 
@@ -184,24 +185,32 @@ class FusedDecoder:
         slot_S = torch.arange(keys[0].shape[2], device=slot_M.device)
         first = int(slot_M.min())
         n, t, groups = len(start_N), len(slot_S) - first, self.n_query // self.n_key
-        at = row_M, slot_M - first
         back_TS = slot_S[first:, None] - slot_S
-        bias = {}
-        for window in {layer.window for layer in self.layers}:
-            seen_NTS = (slot_S >= start_N[:, None, None]) & (back_TS >= 0) & (back_TS < (window or len(slot_S)))
-            zero = torch.zeros(seen_NTS.shape, dtype=self.dtype, device=slot_M.device)
-            bias[window] = zero.masked_fill(~seen_NTS, -torch.inf).repeat_interleave(groups, 1)[:, None]
+        most = rows_attending(self.n_query, self.width, t, len(slot_S), self.dtype.itemsize, slot_M.device)
+        parts = [(begin, min(begin + most, n)) for begin in range(0, n, most)]
+        tokens_N = [0, *torch.bincount(row_M, minlength=n).cumsum(0).tolist()]  # of the rows before each
+
+        @lru_cache(maxsize=2)  # as many as a model has windows, so that it is kept where all rows are one part
+        def bias(window: Window, begin: int, end: int) -> Tensor:
+            seen_nTS = (slot_S >= start_N[begin:end, None, None]) & (back_TS >= 0) & (back_TS < (window or len(slot_S)))
+            zero = torch.zeros(seen_nTS.shape, dtype=self.dtype, device=slot_M.device)
+            return zero.masked_fill(~seen_nTS, -torch.inf).repeat_interleave(groups, 1)[:, None]
+
         x_MH, turns = self._embedded(token_M), self._turned(position_M)
         for layer, key, value in zip(self.layers, keys, values, strict=True):
             query, of_key, of_value = self._attending(layer, x_MH, turns)
             key.transpose(1, 2)[row_M, slot_M] = of_key.to(key.dtype)
             value.transpose(1, 2)[row_M, slot_M] = of_value
-            query_NT = query.new_zeros(n, t, *query.shape[1:])
-            query_NT[at] = query
-            by_head = query_NT.view(n, t, self.n_key, groups, -1).transpose(1, 2).reshape(n, self.n_key, t * groups, -1)
-            attended = _attend(by_head, key, value, bias[layer.window])
-            attended_NT = attended.view(n, self.n_key, t, groups, -1).transpose(1, 2).reshape(n, t, -1)
-            x_MH = self._attended(layer, x_MH, attended_NT[at])
+            of_parts = []
+            for begin, end in parts:
+                tokens = slice(tokens_N[begin], tokens_N[end])
+                at = row_M[tokens] - begin, slot_M[tokens] - first
+                query_nT = query.new_zeros(end - begin, t, *query.shape[1:])
+                query_nT[at] = query[tokens]
+                by_head = query_nT.unflatten(2, (self.n_key, groups)).transpose(1, 2).flatten(2, 3)
+                attended = _attend(by_head, key[begin:end], value[begin:end], bias(layer.window, begin, end))
+                of_parts.append(attended.unflatten(2, (t, groups)).transpose(1, 2).flatten(2)[at])
+            x_MH = self._attended(layer, x_MH, torch.cat(of_parts))
         return self._logits(x_MH[slot_M == len(slot_S) - 1])
 
     def _embedded(self, token_N: Tensor) -> Tensor:

@@ -60,6 +60,24 @@ def prefill_bytes(config: Any, tokens: int, number: int) -> int:
     return int(tokens * (6 * text.hidden_size + 3 * inner_width(text)) * number)
 
 
+def attention_bytes(heads: int, width: int, tokens: int, places: int, number: int) -> int:
+    """Count the bytes of a layer's attention while one row reads ``tokens`` more tokens behind those that it keeps: its
+    scores, their softmax, at most two biases, and three copies of its queries.
+
+    Args:
+        heads: of queries, each of ``width`` numbers.
+        places: of all of the row's tokens.
+        number: bytes of a number.
+    """
+    return heads * tokens * (4 * places + 3 * width) * number
+
+
+def rows_attending(heads: int, width: int, tokens: int, places: int, number: int, device: torch.device) -> int:
+    """The rows whose attention is computed at a time, as :data:`PREFILL_PARTS` says: one at least. Arguments are those
+    of :func:`attention_bytes`."""
+    return max(1, cache_bytes(device) // PREFILL_PARTS // attention_bytes(heads, width, tokens, places, number))
+
+
 def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> int:
     """The number of prompts of ``longest`` tokens that are prefilled at a time: one at least.
 
