@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ftis.config import Recipe, RecipeError
 from ftis.engines.places import looks_local, no_model_at
-from ftis.tasks.jsonl import files
 
 
 def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
@@ -21,6 +20,8 @@ def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
         RecipeError: a path leads nowhere from where the command runs.
         TaskError: a file of problems is nowhere.
     """
+    from ftis.tasks.jsonl import files  # loads numpy, and every command loads this module
+
     for recipe in recipes:
         models = {peer.model: f"peers.{peer.name}.model" for peer in recipe.peers if looks_local(peer.model)}
         named = {"task": recipe.task, **{f"ood[{i}]": task for i, task in enumerate(recipe.ood)}}
