@@ -1,6 +1,6 @@
-"""GSPO, CISPO, DAPO and Dr-GRPO against TRL's losses of these names, and by hand.
+"""GSPO, CISPO, DAPO and Dr-GRPO by hand, and against TRL's losses of these names.
 
-:func:`trls` computed the numbers of TRL below. Where TRL is installed, a test computes them again (``make test-trl``).
+The latter where TRL is installed (``make test-trl``); elsewhere those tests are skipped.
 """
 
 from __future__ import annotations
