@@ -94,6 +94,7 @@ LIGHT = [
     "recipe.arms",
     "recipe.paths",
     "records.reading",
+    "cli",
     "view.live",
 ]
 LARGEST_CORE = 3900
