@@ -599,11 +599,11 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
         assert (played.overdue, environment.get_reward(), played.reward or reward) == (overdue, reward, reward)
     played_by_b = Rollout(ids, np.zeros(len(ids), np.float32))
     scored = trainer.foreign.scored(
-        [ScoredGroup(Group("b", round, 0, (played_by_b,)), ("",), (0.0,)) for round in range(3)]
+        [ScoredGroup(Group("b", round, 1, (played_by_b,)), ("",), (0.0,)) for round in range(3)]
     )
-    filled = [trainer.rows([trainer.member.problem(0, round)])[0]["seed"] % 10 for round in range(3)]
-    assert [one.rewards for one in scored] == [(coins + 2.0,) for coins in filled]
-    assert len(set(filled)) > 1  # each round has its seed
+    assert [one.rewards for one in scored] == [(5 + 2.0,), (2 + 2.0,), (8 + 2.0,)]  # each round has its seed
+    filled = [trainer.rows([trainer.member.problem(1, round)])[0]["seed"] % 10 for round in range(3)]
+    assert filled == [5, 2, 8]
     stage.player.close()
     known = Rollout(ids, np.zeros(len(ids), np.float32), observed=played.observed, overdue=False)
     assert stage.finished(stage.environments(1)[0], problem, known).text == played.text
