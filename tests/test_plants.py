@@ -12,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from ftis.advantages import group_advantages
-from ftis.guards.plants import MOST, ODDS, SIZES, TAKEN_UP, UNHELD, USUAL, Grams, log_help
+from ftis.guards.plants import MOST, MUCH, ODDS, SIZES, TAKEN_UP, UNHELD, USUAL, Grams, PlantTest, log_help
 from ftis.guards.regret import NoRegret
 from ftis.rollouts import Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
@@ -202,25 +203,6 @@ def test_a_text_that_all_own_answers_hold_at_once_is_not_found_as_they_show_noth
     assert dropped(me, a_round(50, own, all_hold))["ann"] == 0
 
 
-@pytest.mark.parametrize("seed", [9, 13, 20, 21])  # in these it was dropped once
-def test_a_text_that_own_answers_take_up_quickly_since_it_helps_is_not_dropped(seed: int) -> None:
-    """It raises the chance of a reward from .1 to .9, and all hold it four rounds later."""
-    rng, me, often = np.random.default_rng(seed), guard(), 0.95
-
-    def completions(part: float) -> Completions:
-        holds = rng.random(SIZE) < part
-        good = rng.random(SIZE) < np.where(holds, 0.9, 0.1)
-        return [
-            ((1, *(PLANT if h else ()), int(rng.integers(2, 60))), float(g)) for h, g in zip(holds, good, strict=True)
-        ]
-
-    for round, part in enumerate([0] * (FIRST + 2) + [0.1, 0.4, 0.9] + [1] * 10):
-        items = range(1000 * round, 1000 * round + GROUPS)
-        own = [scored("me", round, i, completions(part)) for i in items]
-        judged = judged_of([*own, *(scored("ann", round, i + GROUPS, completions(often)) for i in items)])
-        assert not dropped(me, judged).get("ann")  # without a sample if all or none are right
-
-
 def test_a_flood_does_not_evict_a_text_that_own_answers_hold() -> None:
     """Ann's text stands in one own group of six while bob sends 512 other tokens a round."""
     me, rng = guard(), np.random.default_rng(0)
@@ -293,18 +275,6 @@ def test_a_text_of_one_problem_is_not_watched() -> None:
     assert not me.plants.watched
 
 
-def test_a_text_of_few_own_groups_is_not_found() -> None:
-    """Own answers to one problem in six hold it, as a step of a calculation may be; sometimes more do."""
-    me = guard()
-    play(me, FIRST + 2, nothing(), {"ann": planted()})
-    for round in range(FIRST + 2, 50):
-        hits = 3 if round % 10 == 0 else 1
-        own = [scored("me", round, 100 * round + i, SPOILED if i < hits else nothing()) for i in range(GROUPS)]
-        me.examine(judged_of([*own, *(scored("ann", round, 100 * round + 50 + i, planted()) for i in range(GROUPS))]))
-    assert me.plants.count > 0
-    assert not me.plants.found
-
-
 def test_senders_that_contradict_each_other_are_told_apart() -> None:
     """Ann's completions with the text fail, and bob's are rewarded."""
     me, both = guard(), {"ann": SPOILED, "bob": planted()}
@@ -333,3 +303,66 @@ def test_a_flood_of_texts_keeps_memory_bounded() -> None:
         flood = tuple(rng.integers(100, 10**6, MOST // 8).tolist())
         me.examine(a_round(round, nothing(), {"bob": [(flood, float(i > 0)) for i in range(2)]}, groups=2))
     assert len(me.plants.watched) == MOST // 2
+
+
+# --- the bound, by simulation -----------------------------------------------------------------------------------------
+
+ALPHA, RUNS, OWN = 0.03, 50, 4
+"""The bound on a run's false finds, runs, and own groups of a round."""
+BEGINNING = 8
+"""The first rounds, with so few groups."""
+
+
+def found_in(runs: int, texts: int, rounds: int, share: float, odds: float, share_before: float = 0.0) -> int:
+    """The runs in which a text is found.
+
+    Others bring all texts in one round, and all own groups hold them in the next. Before, a group holds each with
+    probability ``share_before``, and behind these rounds with ``share``: the first two of its four completions do. They
+    are rewarded at the given odds, and the others at even ones.
+    """
+    rng, ids, last = np.random.default_rng(0), np.arange(100, 100 + texts), BEGINNING + 2 + rounds
+
+    def own(round: int, share: float) -> list[ScoredGroup]:
+        groups = []
+        for item in range(OWN):
+            held = ids[rng.random(texts) < share]
+            good_N = rng.random(4) < np.array([odds / (1 + odds)] * 2 + [1 / 2] * 2)
+            rows = [((1, *(held if n < 2 else ())), float(good)) for n, good in enumerate(good_N)]
+            groups.append(scored("me", round, 100 * round + item, rows))
+        return groups
+
+    def take(test: PlantTest, groups: Sequence[ScoredGroup]) -> bool:
+        judged = judged_of(groups)
+        test.take(judged.batch, judged.advantage_N.numpy())
+        return bool(test.news)
+
+    start = PlantTest(last, ALPHA)
+    for round in range(BEGINNING):
+        take(start, own(round, share_before))
+    brought: Completions = [(tuple(ids[::-1]), 1.0), ((1,), 0.0)]
+    take(start, [*(scored("ann", BEGINNING, item, brought) for item in range(2)), *own(BEGINNING, 0)])
+    take(start, own(BEGINNING + 1, 1))
+    state, found = start.state(), 0
+    for _ in range(runs):
+        test = PlantTest(last, ALPHA)
+        test.restore(state)
+        found += sum(take(test, own(round, share)) for round in range(BEGINNING + 2, last)) > 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("texts", "rounds", "share", "odds", "share_before"),
+    [
+        (48, 14, USUAL, 0, 0),  # each stands in a fifth of the groups, and fails
+        (1, 7, 1, MUCH, 0),  # it helps at once
+        (1, 3, 1, 0, 1),  # everybody wrote it before
+    ],
+)
+def test_a_text_of_an_honest_swarm_is_found_with_at_most_the_promised_probability(
+    texts: int, rounds: int, share: float, odds: float, share_before: float
+) -> None:
+    assert found_in(RUNS, texts, rounds, share, odds, share_before) <= binom.ppf(0.999, RUNS, ALPHA)
+
+
+def test_a_text_that_half_of_the_groups_hold_in_vain_is_found_in_every_run() -> None:
+    assert found_in(10, 1, 30, 1 / 2, 1) == 10
