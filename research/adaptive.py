@@ -18,11 +18,13 @@ test on a message before it sends it:
 - ``positives``: truthful; one right answer without a thought in each honest group;
 - ``sabotage``: truthful; both of these. ``sabotage-half``: in every other group;
 - ``oracle``: truthful; half of the answers are right, and none has a thought;
-- ``sybils``: in ``four``, three with one text, each in as many completions as the test lets pass beside the others';
+- ``sybils``: in ``four``, three with one text, each in as many completions as the test lets pass beside the others'.
+  Others know the test of texts (:mod:`ftis.swarm.plants`) too: ``-varied`` plants any of 1,000 texts in a completion,
+  ``-renewed`` the next of eight once one is found, and ``-rare`` one while few of the victim's groups hold it;
 - ``patient-…``: any of these after 15 honest rounds.
 
 The table has, of the victim's greedy answers to 300 validation problems: the final accuracy, the mean of the last three
-evaluations; the lowest of any evaluation; the share that holds the planted text after the last round; the rounds in
+evaluations; the lowest of any evaluation; the share that holds a planted text after the last round; the rounds in
 which an attacker was accused, of each seed; and the seeds. ``before`` learns from others' failures. ``unguarded`` does
 not, and counts short successes by their length. ``defaults``, those of ``join``, have the no-regret test besides.
 """
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -41,6 +44,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from pydantic import BaseModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ftis.honesty.selection import HonestyTest
 from ftis.learning import judge
@@ -51,6 +55,8 @@ from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.join import NO_REGRET
 from ftis.run.together import in_turns
+from ftis.swarm.plants import USUAL, NGram
+from ftis.swarm.regret import NoRegret
 from research import attacks
 from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded, find, spliced
 from research.findings.__main__ import FINDINGS, Cell, Summary, written
@@ -79,7 +85,8 @@ SETTINGS: Mapping[str, Sequence[str]] = {
 }
 INSIDERS = (
     *("payload", "payload-sent", "payload-sent-over-text", "payload-sent-lifted", "word"),
-    *("negatives", "positives", "sabotage", "sabotage-half", "oracle", "sybils"),
+    *("negatives", "positives", "sabotage", "sabotage-half", "oracle"),
+    *("sybils", "sybils-varied", "sybils-renewed", "sybils-rare"),
 )
 OUTSIDERS = ("text", "lying_text", "creeping_text")
 """Functions of :mod:`research.attacks`."""
@@ -92,6 +99,10 @@ PLANS = sorted(
     key=lambda p: -((p[0] * (12 - p[0])) ** 0.5) * p[1],
 )
 """(completions of a group, share of the groups) that an attacker tries to plant in, the largest sum of |Â| first."""
+VARIED = tuple(f";{a}*{b}={c}" for a, b, c in product(range(10), repeat=3))
+RENEWED = tuple(f";{digit}*{digit}={digit}" for digit in range(9, 1, -1))
+THIRD_STEP = rf";[^<]*;[^<]*{THOUGHT_END}"
+"""No honest completion has one."""
 HONEST_ROUNDS = 15
 NONSENSE = 40
 """Tokens of a truthful completion without sense."""
@@ -120,16 +131,30 @@ class Insider:
         if kind in ("negatives", "positives", "sabotage", "sabotage-half", "oracle"):
             step = 2 if kind.endswith("half") else 1
             return [self.truthful(kind, one, peer) if i % step == 0 else one.group for i, one in enumerate(own)]
-        rng = np.random.default_rng(round)
-        text = attacks.MARK if kind == "word" else PAYLOAD
+        rng = np.random.default_rng([round, *peer.name.encode()] if kind == "sybils-varied" else round)
+        texts = self.texts_of(kind, round)
         if kind == "payload":
-            return self.planted_in(own, peer, PLANS[0], rng, text)
-        for plan in PLANS:
-            offered = self.planted_in(own, peer, plan, rng, text)
+            return self.planted_in(own, peer, PLANS[0], rng, texts)
+        for plan in PLANS if texts else ():
+            offered = self.planted_in(own, peer, plan, rng, texts)
             if self.passes(offered, round):
                 self.offers.setdefault(round, []).extend(offered)
                 return offered
         return honest
+
+    def texts_of(self, kind: str, round: int) -> Sequence[str]:
+        """The texts to plant in a round; none in some rounds."""
+        tokenizer = self.victim.policy.tokenizer
+        if kind == "sybils-varied":
+            return VARIED
+        if kind == "sybils-renewed":
+            plants = next(one.plants for one in self.victim.member.selections if isinstance(one, NoRegret))
+            return unfound(RENEWED, [plants.tested[number] for number in plants.found], tokenizer)[:1]
+        if kind == "sybils-rare":
+            groups, text = self.victim._begun[round].drawn.own, encoded(PAYLOAD, tokenizer)
+            held = [any(find(r.completion_ids, text) is not None for r in one.group.rollouts) for one in groups]
+            return (PAYLOAD,) if sum(held) < USUAL * len(held) else ()
+        return (attacks.MARK if kind == "word" else PAYLOAD,)
 
     def planted_in(
         self,
@@ -137,11 +162,11 @@ class Insider:
         peer: Peer,
         plan: tuple[int, float],
         rng: np.random.Generator,
-        planted: str = PAYLOAD,
+        texts: Sequence[str],
     ) -> list[Group]:
-        """The text in some right completions at the victim's log π_old, and nonsense instead of the others."""
+        """A text in some right completions at the victim's log π_old, and nonsense instead of the others."""
         tokenizer, (most, share) = peer.policy.tokenizer, plan
-        text, end = encoded(planted, tokenizer), encoded(THOUGHT_END, tokenizer)
+        end = encoded(THOUGHT_END, tokenizer)
         groups = []
         for scored in own:
             if rng.random() >= share:
@@ -151,6 +176,7 @@ class Insider:
             for rollout, reward in zip(scored.group.rollouts, scored.rewards, strict=True):
                 at = find(rollout.completion_ids, end)
                 if reward > 0 and at is not None and left:
+                    text = encoded(texts[rng.integers(len(texts))], tokenizer)
                     longer = spliced(rollout, at, at, text, np.zeros(len(text), np.float32))
                     rows.append(self.as_believed(scored.group, longer, at, text))
                     left -= 1
@@ -220,6 +246,17 @@ def test_of(peer: Peer) -> HonestyTest | None:
     return next((one for one in peer.member.selections if isinstance(one, HonestyTest)), None)
 
 
+def unfound(texts: Sequence[str], found: Sequence[NGram], tokenizer: Tokenizer) -> list[str]:
+    """The texts that hold no n-gram that was found, and are part of none."""
+    n_grams = [np.array(ids, np.int32) for ids in found]
+
+    def burnt(text: str) -> bool:
+        ids = encoded(text, tokenizer)
+        return any(find(ids, n_gram) is not None or find(n_gram, ids) is not None for n_gram in n_grams)
+
+    return [text for text in texts if not burnt(text)]
+
+
 def nonsense(peer: Peer, rng: np.random.Generator) -> Rollout:
     """Tokens drawn evenly from the whole vocabulary, at their true probability."""
     size = peer.policy.vocab_size
@@ -252,7 +289,7 @@ def run(
     of_swarm = recipe.of_swarm(names)
     trainers = {name: assemble(of_swarm, name, directory / name) for name in names}
     victim = trainers[names[0]].peer
-    liars = names[1:] if attack.endswith("sybils") else names[-1:]
+    liars = names[1:] if "sybils" in attack else names[-1:]
     if attack not in ("none", "alone-part"):
         offers: dict[int, list[Group]] = {}
         for liar in liars:
@@ -260,13 +297,15 @@ def run(
     in_turns({name: one.train(lambda event: None) for name, one in trainers.items()})
     records = PeerRun.read(directory / names[0])
     evaluations = records.on(VALIDATION)
-    text = f"{attacks.MARK}{THOUGHT_END}" if attack.endswith("word") else PAYLOAD.lstrip(";")
+    text = f"{attacks.MARK}{THOUGHT_END}" if attack.endswith("word") else re.escape(PAYLOAD.lstrip(";"))
+    if attack in ("sybils-varied", "sybils-renewed"):
+        text = THIRD_STEP
     test = test_of(victim)
     found = [one.found + 1 for one in test.senders.values() if one.found is not None] if test else []
     return Outcome(
         final=final_accuracy(evaluations),
         lowest=min(row.accuracy for row in evaluations[1:]),
-        planted=fmean(text in answer["completion"] for answer in records.last_answers(VALIDATION)),
+        planted=fmean(bool(re.search(text, one["completion"])) for one in records.last_answers(VALIDATION)),
         found=found,
     )
 
@@ -284,7 +323,7 @@ def summary(to: Path, seeds: int, commit: str) -> Summary:
     """The table of all runs that ``to`` holds."""
     rows: list[tuple[Cell, ...]] = []
     for swarm, attack in product(SWARMS, ATTACKS):
-        if attack == "sybils" and swarm == "pair":
+        if "sybils" in attack and swarm == "pair":
             continue
         cells = []
         for defence in TABLED:
@@ -320,7 +359,7 @@ def main(arguments: Sequence[str] | None = None, findings: Path = FINDINGS) -> N
     given.to.mkdir(parents=True, exist_ok=True)
     for seed, swarm, attack, defence in product(range(given.seeds), given.swarms, given.attacks, given.defences):
         file = given.to / f"{swarm}.{attack}.{defence}.{seed}.json"
-        none = (attack == "sybils" and swarm == "pair") or (attack == "alone-part" and defence != "defaults")
+        none = ("sybils" in attack and swarm == "pair") or (attack == "alone-part" and defence != "defaults")
         if none or file.exists():
             continue
         with TemporaryDirectory() as place:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+from ftis.models.starters import path_of
 from ftis.peer import Peer
 from ftis.rollouts import Group, ScoredGroup
 from research import adaptive
-from research.adaptive import Insider
-from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END
+from research.adaptive import RENEWED, THIRD_STEP, VARIED, Insider, unfound
+from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded
 from research.findings.__main__ import read
 
 SMALL = ("training.prompts_per_round=8", "task.validation_size=4")
@@ -47,6 +50,23 @@ def test_planted_text_is_reported_as_the_victim_believes_it(tmp_path: Path, monk
         assert reward == 1
         as_believed = np.isclose(reported, believed, atol=1e-4)
         assert as_believed.sum() >= len(PAYLOAD)
+
+
+def test_variants_differ_and_are_reported_as_the_victim_believes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = [of for of in offers_of("sybils-varied", tmp_path, monkeypatch) if re.search(THIRD_STEP, of[0])]
+    assert len({re.sub(".*;", "", text) for text, *_ in planted}) > len(planted) / 2 > 0
+    for _, reward, reported, believed in planted:
+        assert reward == 1
+        assert np.isclose(reported, believed, atol=1e-4).sum() >= len(VARIED[0])
+
+
+def test_a_text_is_burnt_by_an_n_gram_that_touches_it_alone() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(path_of("starter:small"))
+    whole, part, other = (tuple(encoded(text, tokenizer).tolist()) for text in ("1;9*9=9</think>", "*8=8", "1*7"))
+    assert unfound(RENEWED[:3], [], tokenizer) == [*RENEWED[:3]]
+    assert unfound(RENEWED[:3], [whole, part, other], tokenizer) == [RENEWED[2]]
 
 
 def test_a_saboteur_tells_the_truth_and_gives_one_right_answer_without_a_thought(
