@@ -19,7 +19,7 @@ test on a message before it sends it:
 - ``sabotage``: truthful; both of these. ``sabotage-half``: in every other group;
 - ``oracle``: truthful; half of the answers are right, and none has a thought;
 - ``sybils``: in ``four``, three with one text, each in as many completions as the test lets pass beside the others'.
-  Others know the test of texts (:mod:`ftis.swarm.plants`) too: ``-varied`` plants any of 1,000 texts in a completion,
+  Others know the test of texts (:mod:`ftis.guards.plants`) too: ``-varied`` plants any of 1,000 texts in a completion,
   ``-renewed`` the next of eight once one is found, and ``-rare`` one while few of the victim's groups hold it;
 - ``patient-…``: any of these after 15 honest rounds.
 
@@ -46,6 +46,8 @@ import torch
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from ftis.guards.plants import USUAL, NGram
+from ftis.guards.regret import NoRegret
 from ftis.honesty.selection import HonestyTest
 from ftis.learning import judge
 from ftis.peer import Attack, Peer
@@ -55,8 +57,6 @@ from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.join import NO_REGRET
 from ftis.run.together import in_turns
-from ftis.swarm.plants import USUAL, NGram
-from ftis.swarm.regret import NoRegret
 from research import attacks
 from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded, find, spliced
 from research.findings.__main__ import FINDINGS, Cell, Summary, written
@@ -176,7 +176,7 @@ class Insider:
             for rollout, reward in zip(scored.group.rollouts, scored.rewards, strict=True):
                 at = find(rollout.completion_ids, end)
                 if reward > 0 and at is not None and left:
-                    text = encoded(texts[rng.integers(len(texts))], tokenizer)
+                    text = encoded(texts[int(rng.integers(len(texts)))], tokenizer)
                     longer = spliced(rollout, at, at, text, np.zeros(len(text), np.float32))
                     rows.append(self.as_believed(scored.group, longer, at, text))
                     left -= 1

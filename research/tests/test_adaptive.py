@@ -14,7 +14,7 @@ from ftis.models.starters import path_of
 from ftis.peer import Peer
 from ftis.rollouts import Group, ScoredGroup
 from research import adaptive
-from research.adaptive import RENEWED, THIRD_STEP, VARIED, Insider, unfound
+from research.adaptive import RENEWED, VARIED, Insider, unfound
 from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded
 from research.findings.__main__ import read
 
@@ -55,7 +55,9 @@ def test_planted_text_is_reported_as_the_victim_believes_it(tmp_path: Path, monk
 def test_variants_differ_and_are_reported_as_the_victim_believes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = [of for of in offers_of("sybils-varied", tmp_path, monkeypatch) if re.search(THIRD_STEP, of[0])]
+    monkeypatch.setattr(Insider, "passes", lambda *_: True)  # two rounds leave no place for a lie
+    offered = offers_of("sybils-varied", tmp_path, monkeypatch)
+    planted = [of for of in offered if any(text + THOUGHT_END in of[0] for text in VARIED)]
     assert len({re.sub(".*;", "", text) for text, *_ in planted}) > len(planted) / 2 > 0
     for _, reward, reported, believed in planted:
         assert reward == 1
