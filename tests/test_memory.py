@@ -159,7 +159,8 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monke
     in_turns = peak_memory(played, recipe.peers[0], shape, [9, 5, 7, 9], program=7).sampling
     attending = text.num_attention_heads * 8 * (4 * (9 + 8) + 3 * head_dim) * 4  # while a row reads an answer
     assert in_turns == max(drawn(n, p) + n * (2 * (9 + 8) * slot + attending) for n, p in ((8, 2), (4, 4))) + copied
-    behind = text.num_attention_heads * 4 * (4 * 9 + 3 * head_dim) * 4  # four tokens behind what prompts share
+    # Behind the shared beginning come four tokens, and its last one is read with them.
+    behind = text.num_attention_heads * 5 * (4 * 9 + 3 * head_dim) * 4
     shared = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 7, shared=5).sampling
     assert shared == max(drawn(8, 2) + 2 * behind, drawn(4, 4) + 4 * behind) + copied
     with monkeypatch.context() as less:

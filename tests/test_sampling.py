@@ -709,7 +709,13 @@ def test_a_beginning_that_all_prompts_share_is_read_once(
         FusedDecoder, "read", noted(FusedDecoder.read, lambda of, token_M, *_: by_decoder.append(len(token_M)))
     )
     policy.model.model.layers[0].mlp.register_forward_hook(lambda of, args, out: by_model.append(tuple(out.shape[:2])))
-    for shared, read, passed in ((SHARED_FROM, [3 + 9 + 5 + 3], (1, SHARED_FROM - 1)), (4, [], (3, 4 + 9))):
+    in_parts, at_once = 10**9, slots.PREFILL_PARTS
+    for parts, shared, read, passed in (
+        (at_once, SHARED_FROM, [3 + 9 + 5 + 3], (1, SHARED_FROM - 1)),
+        (in_parts, SHARED_FROM, [3 + 1, 9 + 1, 5 + 1], (1, SHARED_FROM - 1)),
+        (at_once, 4, [], (3, 4 + 9)),
+    ):
+        monkeypatch.setattr(slots, "PREFILL_PARTS", parts)
         (beginning,), own = rows_of([shared], seed=1), rows_of([3, 9, 5])
         builtin_sampler(policy, [np.concatenate([beginning, ids]) for ids in own], 2, Decoding(5), 0)
         assert (by_decoder, by_model) == (read, [passed])

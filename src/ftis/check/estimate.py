@@ -398,7 +398,7 @@ def _shape(source: str, peer: PeerConfig) -> Shape:
 
 
 def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> tuple[list[int], int]:
-    """Lengths of the first round's prompts, in tokens, and of what they all begin with; a line says if unknown."""
+    """Lengths of the first round's prompts and of their shared beginning, in tokens. A line says if none is known."""
     try:
         task = load_task(swarm.task)
         n = swarm.prompts_per_peer

@@ -158,7 +158,7 @@ def peak_memory(
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
         # Tokens behind kept ones are read by the decoder: an answer's, or those behind the prompts' long beginning.
-        read = steps if keeps else longest - shared if 2 * shared >= longest else 0
+        read = steps if keeps else longest - shared + 1 if 2 * shared >= longest else 0
         if read and refills:
             places = longest + steps if keeps else longest
             attending = attention_bytes(heads, width, read, places, number)

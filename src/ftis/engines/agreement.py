@@ -47,8 +47,9 @@ PEAK = 10
 SLIGHT = 0.1
 """In bfloat16, the root mean square of a row's differences that passes without a look at rounding."""
 AGREEING = 8
-"""The tokens that a row in bfloat16 counts as if it had them too, and they agreed. Without them one in 20 answers of
-three tokens by SmolLM2-135M differs by more than :data:`SLIGHT`; with them a single token may by three times that."""
+"""The agreeing tokens that are added to each of a run's first rows in bfloat16 before :data:`SLIGHT` is asked of them.
+Without them one in 20 answers of three tokens by SmolLM2-135M has more; with them a single token may have three times
+that."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
@@ -174,7 +175,7 @@ def require_agreement(
     pairs = [_last_turn(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     (short, first), (long, last) = pairs[0], pairs[-1]
-    gaps(policy, [short, long], [first, last], decoding, in_place).refuse(policy, remedy)
+    gaps(policy, [short, long], [first, last], decoding, in_place, AGREEING).refuse(policy, remedy)
 
 
 def _last_turn(prompt: Ints, rollout: Rollout) -> tuple[Ints, Rollout]:
@@ -187,12 +188,18 @@ def _last_turn(prompt: Ints, rollout: Rollout) -> tuple[Ints, Rollout]:
 
 
 def gaps(
-    policy: Policy, prompts: Sequence[Ints], rollouts: Sequence[Rollout], decoding: Decoding, in_place: bool = True
+    policy: Policy,
+    prompts: Sequence[Ints],
+    rollouts: Sequence[Rollout],
+    decoding: Decoding,
+    in_place: bool = True,
+    agreeing: int = 0,
 ) -> Gaps:
     """Compare sampler and learner with a plain pass on the same rows, which the learner has together.
 
     Args:
         in_place: the sampler has the policy's arithmetic; another may have a coarser one.
+        agreeing: tokens that are added to a row of bfloat16 before :data:`SLIGHT` is asked of it.
     """
     rows = Rows(prompts, [rollout.completion_ids for rollout in rollouts])
     whole = Decoding(decoding.max_completion_length, decoding.temperature or 1.0)
@@ -200,7 +207,7 @@ def gaps(
     sampler, learner = [rollout.gen_logp for rollout in rollouts], policy.logps(*rows, whole.temperature)
     exact = policy.compute_dtype == torch.float32 and not is_coarse(policy.model)
     few = not in_place or is_quantised(policy.model)
-    rounded = partial(rms_or_peak, peak=PEAK / IN_A_ROW) if few else partial(rms_or_peak, peak=PEAK, agreeing=AGREEING)
+    rounded = partial(rms_or_peak, peak=PEAK / IN_A_ROW if few else PEAK)
     of_own = farthest if exact else rounded
     size = of_own if in_place else rounded
     both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner, size)
@@ -208,8 +215,12 @@ def gaps(
     fine, coarse = LARGEST_GAP[torch.float32], SLIGHT
     if few:
         coarse = IN_A_ROW * LARGEST_GAP[torch.bfloat16]
-    if not (exact and in_place) and max(of_sampler, of_learner) > coarse:
-        coarse = max(coarse, ROUNDED * rounding(policy, rows))
+    if not (exact and in_place) and (largest := max(of_sampler, of_learner)) > coarse:
+        padded = partial(rounded, agreeing=agreeing)
+        if not few and max(_largest(sampler, drawn_from, padded), _largest(learner, plain, padded)) <= coarse:
+            coarse = largest
+        else:
+            coarse = max(coarse, ROUNDED * rounding(policy, rows))
     return Gaps(of_sampler, of_learner, both, (fine if exact else coarse, fine if exact and in_place else coarse))
 
 

@@ -174,6 +174,7 @@ class _Rows:
         if decoding.kept is not None:
             self.kept, decoding.kept.rows, decoding.kept.weights = decoding.kept.rows, None, self.decoder
             self.keeps = may_keep(policy, prompt_ids, repeats, steps)
+        self.beginning = self._shared(prompt_ids) if self.kept is None else None
 
     def refill(self, n_prompts: int) -> Tensor:
         """Add groups of rows for the next waiting prompts, each prefilled once. Returns their logits [new rows, V]."""
@@ -188,10 +189,8 @@ class _Rows:
         prompts = [self.prompt_ids[i] for i in chosen]
         longest = max(map(len, prompts))
         cache = SlotCache(self.policy.model, longest + self.steps)
-        kept = self.kept
+        kept = self.beginning if self.kept is None else self.kept
         found = kept.find(prompts) if kept is not None else None
-        if found is None and (kept := self._shared(prompts)) is not None:
-            found = kept.find(prompts)
         if found is None or kept is None:
             logits = self._read(cache, prompts, 0)
         else:
@@ -230,7 +229,7 @@ class _Rows:
         return logits.repeat_interleave(self.repeats, 0)
 
     def _shared(self, prompts: Sequence[Ints]) -> KeptRows | None:
-        """Keys and values of the beginning that prompts share; None if it is short, or less than half of the longest.
+        """Keys and values of what all prompts begin with; None if it is short, or less than half of the longest.
 
         The fused decoder reads on behind it. It stores all attention weights, so it reads no long rest.
         """
@@ -239,7 +238,8 @@ class _Rows:
             return None
         beginning = prompts[0][:shared]
         cache = SlotCache(self.policy.model, shared - 1)
-        self._read(cache, [beginning[:-1]], 0)
+        with self.policy.precision():
+            self._read(cache, [beginning[:-1]], 0)
         cache.map(lambda rows: rows.to(self.policy.compute_dtype))
         only = torch.zeros(1, dtype=torch.int64, device=self.policy.device)
         return KeptRows([KeptPart(only, only, list(zip(*cache.all_slots(), strict=True)))], [beginning])
