@@ -96,6 +96,13 @@ def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
     assert contexts.probabilities([ints(1, 2, 3)])[2] == 0
 
 
+def test_a_large_message_takes_no_more_room_than_small_ones() -> None:
+    contexts, rng = Contexts(most_keys=100), np.random.default_rng(0)
+    whole = [rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)]
+    contexts.probabilities(whole)
+    assert max(len(table) for age in contexts.state().values() for table, _ in age) <= 200
+
+
 def test_ids_that_keys_cannot_tell_apart_are_refused() -> None:
     with pytest.raises(FtisError, match=r"token id 2097151: .* set honesty.action"):
         Contexts().probabilities([ints(5, START)])
