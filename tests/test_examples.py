@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import ftis as ftis_command
 from conftest import TinyModelDir
 
@@ -99,6 +100,21 @@ def test_specialists_learn_from_parts_that_share_nothing() -> None:
     assert prompt == recipe.prompt.template.format(question="How old is Ann?")
     assert completion == " 2*3=6\nso 6+1=7\nThe answer is 7."
     assert load_scorer(recipe.reward, recipe.prompt, "number")(parts["amounts"][0], [completion], [[1]]) == (1.0,)
+
+
+def test_the_loss_of_worked_solutions_is_that_of_the_model(tiny_model_dir: TinyModelDir) -> None:
+    """Against the logits of transformers, one problem at a time."""
+    example = load_example("gsm8k_specialists")
+    policy = ftis.Policy.load(ftis.PeerConfig(name="p", model=str(tiny_model_dir("llama"))))
+    problems = [Prompt(i, f"{i}+1?", str(i + 1), {"solution": f"{i}+1={i + 1} #### {i + 1}"}) for i in range(3)]
+    losses = []
+    for question, solution in map(example.worked, problems):
+        before = policy.tokenizer(question)["input_ids"]
+        after = policy.tokenizer(solution, add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logp = policy.model(torch.tensor([before + after])).logits[0].log_softmax(-1)
+        losses += [-logp[len(before) - 1 + t, token].item() for t, token in enumerate(after)]
+    assert example.loss_of(policy, problems) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
 
 
 @pytest.mark.slow
