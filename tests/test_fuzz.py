@@ -17,7 +17,7 @@ import pytest
 
 from ftis import admission, codec
 from ftis.admission import Admission, Admitter, Reason
-from ftis.codec import Limits, Message, encode
+from ftis.codec import CodecError, Limits, Message, encode
 from ftis.swarm import manifest
 from ftis.swarm.manifest import Manifest, ManifestError
 
@@ -71,6 +71,27 @@ def crashing_decode(data: bytes, limits: Limits) -> Message:
     return codec.decode(data, limits)
 
 
+def lenient_decode(data: bytes, limits: Limits) -> Message:
+    """Takes a wrong checksum for a right one."""
+    return codec.decode(data if len(data) < 72 else fuzz_cases.signed(data[:-4]), limits)
+
+
+def unlimited_decode(data: bytes, limits: Limits) -> Message:
+    return codec.decode(data, fuzz.BOUNDLESS)
+
+
+def wordy_decode(data: bytes, limits: Limits) -> Message:
+    try:
+        return codec.decode(data, limits)
+    except CodecError as error:
+        raise CodecError(f"{error}: {data!r}" * 10) from None
+
+
+def warning_decode(data: bytes, limits: Limits) -> Message:
+    np.array([1e30]).astype(np.float32) * np.float32(1e30)
+    return codec.decode(data, limits)
+
+
 def greedy_decode(data: bytes, limits: Limits) -> Message:
     np.empty(1_000_000, np.int8)
     return codec.decode(data, limits)
@@ -98,6 +119,16 @@ def forgetful(patch: Any) -> None:
     patch.setattr(Admitter, "admit", judge_and_forget)
 
 
+def losing(patch: Any) -> None:
+    judge = Admitter.admit
+
+    def judge_some(self: Admitter, sender: str, data: bytes, round: int) -> Admission:
+        whole = judge(self, sender, data, round)
+        return Admission(sender, whole.admitted[:1], whole.rejections)
+
+    patch.setattr(Admitter, "admit", judge_some)
+
+
 def generous(patch: Any) -> None:
     patch.setattr(fuzz, "score", lambda prompt, completions, ids: (1.0,) * len(completions))
 
@@ -120,11 +151,18 @@ def parsing(parse: Callable[[bytes], Manifest]) -> Callable[[Any], None]:
 
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "another exception": (in_both(crashing_decode), "IndexError"),
+    "a wrong checksum taken": (in_both(lenient_decode), "wrong checksum"),
+    "no limits": (in_both(unlimited_decode), "than the limit"),
+    "endless errors": (in_both(wordy_decode), "long or not printable"),
+    "a warning": (in_both(warning_decode), "overflow"),
     "memory for nothing": (in_both(greedy_decode), "bytes of memory"),
     "no look at the header": (without("_header_fault"), "another header was let in"),
     "no look at the prompt": (without("_prompt_fault"), "admitted twice|another's share|IndexError"),
     "no look at the rollouts": (without("_rollouts_fault"), "outside of the vocabulary|was let in|too long, empty"),
     "no memory of what was admitted": (forgetful, "admitted twice"),
+    "memory of all that was admitted": (without("_forget_before"), "are remembered"),
+    "a group lost": (losing, "got lost"),
+    "log-probabilities unlimited": (lambda patch: patch.setattr(admission, "MIN_LOGP", -np.inf), "log-probability"),
     "a reward not earned": (generous, "not earned"),
     "a manifest in another order": (parsing(sorting_parse), "would be written otherwise"),
 }
