@@ -54,6 +54,7 @@ from ftis.run.provenance import agreed_modules
 from ftis.run.runs import run as train
 from ftis.sampling import Decoding
 from ftis.seams import GIVEN
+from ftis.tasks.rendering import render_prompt
 from recipes import recipe_of, write_recipe
 
 EOS = SPECIAL_TOKENS.index("<eos>")
@@ -642,6 +643,27 @@ def test_an_episode_has_the_seed_of_the_round_in_which_it_was_drawn(
     for problem, ids in asked:
         assert problem.round is not None
         assert detokenize(ids.tolist()) == f"{problem.question}{hidden[problem.item, problem.round]}="
+
+
+@pytest.mark.parametrize(("environment", "renders"), [(None, 1), ("toys_of_turns.Echo", 1), ("toys_of_turns.Dice", 3)])
+def test_a_prompt_is_rendered_in_each_round_only_if_an_environment_takes_a_seed(
+    environment: str | None, renders: int, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_task: dict[str, Any] = {"environment": environment} if environment else {}
+    recipe = load(write_recipe(tmp_path, {name: {"model": models[name]} for name in "ab"}, task=of_task))
+    rendered: list[Prompt] = []
+
+    def rendering(prompt: Prompt, *rest: Any, **options: Any) -> Ints:
+        rendered.append(prompt)
+        return render_prompt(prompt, *rest, **options)
+
+    for place in ("run.assembly", "environments.play"):
+        monkeypatch.setattr(f"ftis.{place}.render_prompt", rendering)
+    with contextlib.closing(assemble(recipe, "a", tmp_path / "a")) as trainer:
+        rendered.clear()
+        for round in (0, 1, 0, 0):  # late messages too
+            trainer.peer.member.prompt_ids(2, round)
+    assert len(rendered) == renders
 
 
 def test_an_environment_that_a_program_gives_plays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,13 +53,22 @@ class Cursor:
 
 
 class PromptIds:
-    """Token ids of training prompts, each rendered at its first use in a round."""
+    """Token ids of training prompts, each rendered at its first use: in the run, or in a round if they vary by round.
 
-    def __init__(self, prompts: Sequence[Prompt], render: Callable[[Prompt], Ints]) -> None:
-        self._prompts, self._render = prompts, render
+    Attributes:
+        by_round: whether a problem has another prompt in each round. Only the newest is kept.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], render: Callable[[Prompt], Ints], by_round: bool = False) -> None:
+        self._prompts, self._render, self.by_round = prompts, render, by_round
         self._newest: dict[int, tuple[int | None, Ints]] = {}
 
+    def place(self, item: int, round: int | None) -> tuple[int, int | None]:
+        """The problem and, if prompts vary by it, the round."""
+        return item, round if self.by_round else None
+
     def __call__(self, item: int, round: int | None) -> Ints:
+        _, round = self.place(item, round)
         of, ids = self._newest.get(item, (None, None))
         if ids is None or of != round:
             ids = self._render(replace(self._prompts[item], round=round))

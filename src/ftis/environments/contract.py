@@ -175,9 +175,14 @@ class Environment:
         """The parameters of ``reset``."""
         return inspect.signature(self.instance.reset).parameters
 
+    @property
+    def takes_seed(self) -> bool:
+        """Whether ``reset`` has a parameter ``seed``, so a problem's prompt may vary by round."""
+        return "seed" in self.parameters
+
     def seed_of(self, prompt: Prompt) -> dict[str, int]:
         """The argument ``seed`` of ``reset``, if there is one."""
-        if "seed" not in self.parameters:
+        if not self.takes_seed:
             return {}
         # To SeedSequence a last 0 is nothing, so round 0 would have an evaluation's seed.
         of_round = () if prompt.round is None else (prompt.round + 1,)

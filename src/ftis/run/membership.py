@@ -92,7 +92,7 @@ def member_of(
         max_staleness=max_staleness,
         max_seconds=max_seconds,
     )
-    prompt_ids = PromptIds(task.train, render)
+    prompt_ids = PromptIds(task.train, render, episodes is not None and episodes.environment.takes_seed)
     if recipe.exchange == "text" and len(recipe.peers) > 1:
         admitter, write = text_form(recipe, name, speaker, own_ends, prompt_ids, terms, score, episodes)
     else:
