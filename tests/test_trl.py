@@ -610,6 +610,27 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
     assert stage.player.environment.helper._process is None  # it has played that before
 
 
+@pytest.mark.parametrize(("environment", "again"), [("Wallet", False), ("Found", True)])
+def test_a_prompt_is_checked_in_each_round_only_if_an_environment_takes_a_seed(
+    environment: str, again: bool, caller: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftis.trl.episodes import Stage
+
+    model, tokenizer = caller
+    recipe = of_episodes(1, prompt={"template": "{question}"})
+    task = recipe.task.model_copy(update={"environment": f"toys_of_turns.{environment}"})
+    args = config(tmp_path, max_completion_length=96, save_strategy="no")
+    recipe = recipe.model_copy(update={"task": task})
+    trainer = trainer_of(model, args, recipe, reward=None, processing_class=tokenizer)
+    begun = [trainer.member.problem(0, round) for round in range(2)]
+    trainer.check_prompts(begun[:1])
+    monkeypatch.setattr(Stage, "observation", lambda stage, prompt: "9")
+    trainer.check_prompts(begun[:1])  # known
+    with pytest.raises(OptionError, match="row 0 has another prompt") if again else contextlib.nullcontext():
+        trainer.check_prompts(begun[1:])
+    trainer.stage.player.close()
+
+
 def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_path: Path) -> None:
     from ftis.trl.episodes import factory_of
 

@@ -190,7 +190,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._round_said: Say = unheard
         self._link: Link
         self._losses: list[Tensor] = []
-        self._checked: set[int] = set()
+        self._checked = set[tuple[int, int | None]]()
         self.check_prompts([task.train[item] for item in range(min(8, len(task.train)))])
 
     @property
@@ -245,7 +245,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def check_prompts(self, problems: Sequence[Prompt]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
-        unchecked = {problem.item: problem for problem in problems if problem.item not in self._checked}
+        places = {self.member.prompt_ids.place(problem.item, problem.round): problem for problem in problems}
+        unchecked = {place: problem for place, problem in places.items() if place not in self._checked}
         if not unchecked or self._swarm.recipe is None:
             return
         self._checked |= set(unchecked)
