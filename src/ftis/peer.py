@@ -195,9 +195,10 @@ class Peer:
         most = self.decoding.max_completion_length
         longest = max(len(i) for i in ids) + most
         if positions is not None and longest > positions:
+            shorter = ", or let reset of task.environment write less" if self.member.prompt_ids.by_round else ""
             raise ModelError(
-                f"peer {self.name!r}: a prompt with its completion may take {longest} tokens, the model has "
-                f"{positions} positions: lower sampling.max_completion_length (now {most})"
+                f"peer {self.name!r}: a prompt of round {round} with its completion may take {longest} tokens, the "
+                f"model has {positions} positions: lower sampling.max_completion_length (now {most}){shorter}"
             )
         seed = seed_of(self.recipe, self.name, round, purpose)
         episodes, batch_size = self.member.admitter.episodes, self.recipe.sampling.batch_size
