@@ -64,7 +64,7 @@ from ftis.swarm.link import NetworkExchange
 from ftis.tasks.clock import clock_solution
 from ftis.trl.member import AloneError, connected, newest_checkpoint
 from ftis.trl.options import DIVISORS, OptionError
-from recipes import evenness
+from recipes import evenness, write_recipe
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed here: make test-trl"),
@@ -568,9 +568,12 @@ def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Pat
     for mine, theirs in zip(*agreeing(trainer.place, tmp_path / "b", 3), strict=True):
         assert mine["peer/b/admitted"] == theirs["peer/a/admitted"] == 2 * GROUP
         assert mine["peer/b/kept"] > 0
+        assert mine["peer/b/honesty/quarantined"] is False
         assert mine["completions/mean_turns"] > 1
     logged = [row for row in trainer.state.log_history if "reward" in row]
     assert [row["peer/b/admitted"] for row in logged] == [2 * GROUP] * 3  # in TRL's log
+    here = read_jsonl(trainer.place / "metrics.jsonl")
+    assert [row["reward"] for row in logged] == pytest.approx([row["reward"] for row in here])
     assert len(heard) == 3 * 4 * GROUP  # own ones and the other's
     assert all(messages[0]["role"] == messages[-1]["role"] == "assistant" for messages, _ in heard)
     told = [(messages[-2], coins) for messages, coins in heard if len(messages) > 2]
@@ -1363,6 +1366,59 @@ def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_n
     assert (Path("runs/trl/small/ftis.identity/incarnation")).read_text() == "2\n"
     learned = [np.mean([row["reward"] for row in rows[-3:]]) - rows[0]["reward"] for rows in (here, there)]
     assert min(learned) > 0.2
+
+
+PLAYING = """
+import torch
+from purse import Purse
+from trl.chat_template_utils import qwen3_template
+from trl_scene import config
+
+from ftis.engines.models import load_tokenizer
+from ftis.trl import FTISTrainer, Swarm
+
+torch.set_num_threads(1)
+tokenizer = load_tokenizer("model", padding_side="left")
+tokenizer.response_template = qwen3_template
+args = config("trl", max_completion_length=96, max_tool_calling_iterations=2)
+swarm = Swarm("recipe.toml", "a")
+FTISTrainer("model", None, args, processing_class=tokenizer, environment_factory=Purse, swarm=swarm).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_trl_script_and_ftis_join_play_in_one_environment(caller: tuple[Path, Any], tmp_path: Path) -> None:
+    """Processes that share a class and the network alone come to the same prompts, seeds, answers and rewards."""
+    shutil.copytree(caller[0], tmp_path / "model")
+    write_recipe(
+        tmp_path,
+        {name: {"model": "model", "learning_rate": 1e-3} for name in "ab"},
+        task={"environment": "purse.Purse"},
+        prompt={"template": "{question}"},
+        sampling={"max_completion_length": 96, "max_turns": 3},
+        training={"rounds": 3},
+        objective={"kl_threshold": 1e9},
+        network={"open": True, "port": free_port(), "deadline": HUNG, "start_seconds": HUNG},
+    )
+    seeded = f"class Purse(Wallet):\n{inspect.getsource(Found.reset)}"
+    (tmp_path / "purse.py").write_text(f"{inspect.getsource(Wallet)}\n\n{seeded}")
+    (tmp_path / "script.py").write_text(PLAYING)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    commands = {"a": [sys.executable, "script.py"], "b": command("join", "recipe.toml", "--peer", "b")}
+    logs = {name: tmp_path / f"{name}.log" for name in commands}
+    processes = {n: Watched(commands[n], logs[n], cwd=tmp_path, environment=environment) for n in commands}
+    try:
+        for name, process in processes.items():
+            assert process.wait(HUNG) == 0, logs[name].read_text()[-3000:]
+    finally:
+        for process in processes.values():
+            process.kill()
+    (joined,) = (path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
+    for mine, theirs in zip(*agreeing(tmp_path / "trl" / "ftis", joined, 3), strict=True):
+        assert [row[f"peer/{n}/admitted"] for row, n in ((mine, "b"), (theirs, "a"))] == [2 * GROUP] * 2
+        assert min(row["foreign_used"] for row in (mine, theirs)) > 0
+        assert mine["completions/mean_turns"] > 1
 
 
 @pytest.mark.slow
