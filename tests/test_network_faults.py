@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,44 @@ def test_a_router_that_restarts_loses_no_round(tmp_path: Path) -> None:
     finally:
         relay.kill()
         relay.wait()
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *t) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int said = real(id, t);
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) t->tv_sec += HOURS * 3600;
+    return said;
+}
+"""
+"""The clock on the wall, some hours ahead for whoever loads this."""
+
+
+def test_clocks_an_hour_ahead_and_an_hour_behind_change_nothing(tmp_path: Path) -> None:
+    """With certificates, which are valid from some time on."""
+    if not shutil.which("gcc"):
+        pytest.skip("a wrong clock needs gcc")
+    (tmp_path / "clock.c").write_text(CLOCK)
+    wrong = {}
+    for name, hours in (("b", -1), ("c", 1)):
+        library = str(tmp_path / f"{name}.so")
+        run("gcc", "-shared", "-fPIC", f"-DHOURS=({hours})", "-o", library, str(tmp_path / "clock.c"), "-ldl")
+        wrong[name] = ["env", f"LD_PRELOAD={library}"]
+        now = subprocess.run(
+            [*wrong[name], sys.executable, "-c", "import time; print(time.time())"], capture_output=True
+        )
+        assert float(now.stdout) - time.time() == pytest.approx(3600 * hours, abs=60)
+    with Swarm(tmp_path, "abc", rounds=3, network={"deadline": NEVER}, prefix=wrong, tls=True) as swarm:
+        swarm.start()
+        swarm.finish()
+        for name in "abc":
+            assert rounds(swarm, name) == list(range(3))
+            assert all(len(record["delivered"]) == 2 for record in swarm.records(name))
 
 
 def test_a_peer_below_the_quorum_stops_with_an_error_where_the_recipe_says_so(tmp_path: Path) -> None:
