@@ -63,9 +63,9 @@ def test_a_card_of_24_gb_holds_the_peers_in_turn(
             0.99 * least <= gigabytes(lines[peer.name], "weights") <= 1.9 * least
         )  # embeddings and adapters have all bits
     assert list(parameters.values()) == sorted(parameters.values())
-    turns = dict(re.findall(r"([\d.]+) GB while (\w+) works", said))
-    assert set(turns.values()) == set(MODELS[recipe])
-    assert max(map(float, turns)) <= CARD
+    turns = {name: float(size) for size, name in re.findall(r"([\d.]+) GB while (\w+) works", said)}
+    assert set(turns) == set(MODELS[recipe])
+    assert max(turns.values()) <= CARD
     quoted = " ".join(re.findall(r"^#\s*(.*)$", Path(path).read_text(encoding="utf-8"), re.MULTILINE))
     for pattern in (r"([\d.]+) GB while (\w+) works", r"([\d.]+) (?:s|min) for (\w+)"):
         now, then = ({name: float(size) for size, name in re.findall(pattern, text)} for text in (said, quoted))
