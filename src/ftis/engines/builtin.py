@@ -229,7 +229,7 @@ class _Rows:
         return logits.repeat_interleave(self.repeats, 0)
 
     def _shared(self, prompts: Sequence[Ints]) -> KeptRows | None:
-        """Keys and values of what all prompts begin with; None if it is short, or less than half of the longest.
+        """Keys and values of the common beginning of all prompts; None if it is short, or under half of the longest.
 
         The fused decoder reads on behind it. It stores all attention weights, so it reads no long rest.
         """
