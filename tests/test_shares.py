@@ -64,9 +64,13 @@ def test_time_besides_sampling_counts() -> None:
     assert share.prompts([1900, 1500]) == 1, "even without sampling it would be late"
 
 
-def test_without_a_round_the_share_is_equal_and_nothing_is_stated() -> None:
-    share = share_of(1.0, rounds=0)
-    assert (share.milliseconds, share.prompts([10, 10])) == (0, EQUAL)
+def test_until_its_speed_and_one_others_are_known_a_peer_samples_a_quarter() -> None:
+    new = share_of(1.0, rounds=0)
+    assert (new.milliseconds, new.prompts([]), new.prompts([10, 10])) == (0, EQUAL // 4, EQUAL // 4)
+    begun = share_of(1.0)
+    assert (begun.prompts([]), begun.prompts([16_000])) == (EQUAL // 4, 2 * EQUAL)
+    assert share_of(1.0, rounds=2).prompts([]) == EQUAL, "a silent swarm does not keep it small"
+    assert Share("a", 3, 9, GROUP).prompts([]) == 1
 
 
 def test_a_slow_first_round_is_forgotten() -> None:

@@ -5,6 +5,9 @@ mostly for learning; no waiting is part of it. Its signed manifest states ``b + 
 be the upper median of the statements of all peers. Then the peer samples ``n = (M − b)/e`` prompts, between 1 and
 :data:`~ftis.config.LARGEST_SHARE` times E. So the middle peer keeps its equal share, and the others need its time.
 
+Before it knows its own speed and one other's, which takes two rounds, a peer samples a quarter of the equal share: in
+equal shares everybody would wait two rounds for the slowest. If nobody states anything by then, it samples E.
+
 Nobody has to agree on n: prompts are disjoint however many each peer samples, and a message's manifest names them. A
 peer that states too much or too little moves M at most to the next statement, since it is a median. In a pair it can
 only make the other one sample more, up to the bound.
@@ -24,6 +27,9 @@ from ftis.records.reading import RoundRow
 
 ROUNDS = 4
 """The rounds whose mean seconds count: a first round, which takes longer, is soon forgotten."""
+
+TRIALS, PART = 2, 4
+"""Rounds until the others must have stated something, and the part of an equal share that is sampled until then."""
 
 
 @dataclass
@@ -91,7 +97,7 @@ class Share:
 
     def prompts(self, stated: Collection[int]) -> int:
         """How many prompts to sample, by the others' statements."""
-        if not self.each:
-            return self.equal
+        if not self.each or (not stated and len(self.each) < TRIALS):
+            return max(1, self.equal // PART)
         seconds = median_high([self.seconds, *(one / 1000 for one in stated)])
         return min(max(1, round((seconds - fmean(self.besides)) / fmean(self.each))), self.most)
