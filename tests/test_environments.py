@@ -453,7 +453,7 @@ def test_peers_compare_the_module_of_an_environment() -> None:
 
 
 def test_a_peers_environment_ends_with_it(tmp_path: Path, models: dict[str, Path]) -> None:
-    task = {"validation_size": 4, "environment": "guess"}
+    task = {"validation_size": 4, "environment": "toys_of_turns.Echo"}
     recipe = load(write_recipe(tmp_path, {"a": {"model": models["a"]}}, task=task))
     trainer = assemble(recipe, "a", tmp_path)
     episodes = trainer.splits[0].episodes

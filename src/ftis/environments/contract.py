@@ -279,7 +279,8 @@ def open_environment(path: str, apart: bool = True) -> Environment:
     """The environment that ``task.environment`` names.
 
     Args:
-        apart: let it play in a process of its own. An object that a program gave plays here in any case.
+        apart: let it play in a process of its own. Built-in ones, whose turns are short, and an object that a program
+            gave play here in any case.
 
     Raises:
         RecipeError: the path leads nowhere, or to an object without the contract.
@@ -298,7 +299,7 @@ def open_environment(path: str, apart: bool = True) -> Environment:
     if not tools and not callable(getattr(instance, "reply", None)):
         raise RecipeError(f"{where}: has neither reply(text) nor a public method as a tool; see docs/environments.md")
     helper = None
-    if apart and path not in GIVEN:
+    if apart and path not in {*GIVEN, *ENVIRONMENTS}:
         needs = "what the environment imports"
         helper = Helper("ftis.environments.contract", f"plays {path}", needs, [path, *filter(None, sys.path)])
     return Environment(path, instance, tools, helper)
