@@ -46,7 +46,8 @@ import torch
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from ftis.guards.plants import USUAL, NGram
+from ftis.guards.grams import NGram
+from ftis.guards.plants import USUAL
 from ftis.guards.regret import NoRegret
 from ftis.honesty.selection import HonestyTest
 from ftis.learning import judge

@@ -39,7 +39,7 @@ CORE = [
 
 WINGS = {
     "honesty": "contexts spellings evidence frequent selection",
-    "guards": "limit penalties falls plants regret",
+    "guards": "limit penalties falls grams plants regret",
     "text": "token_bytes completions turns units messages alignment",
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from ftis.advantages import group_advantages
-from ftis.guards.plants import MOST, MUCH, ODDS, SIZES, TAKEN_UP, UNHELD, USUAL, Grams, PlantTest, log_help
+from ftis.guards.grams import SIZES, Grams
+from ftis.guards.plants import MOST, MUCH, ODDS, TAKEN_UP, UNHELD, USUAL, PlantTest, log_help
 from ftis.guards.regret import NoRegret
 from ftis.rollouts import Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged

@@ -8,17 +8,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import gammaln
 
 from ftis.guards import falls
-from ftis.rollouts import Batch, Bools, Floats, Ints, Rows
+from ftis.guards.grams import Floats64, Grams, NGram, parts_of
+from ftis.rollouts import Batch, Bools, Floats, Rows
 
-Floats64 = npt.NDArray[np.float64]
-NGram = tuple[int, ...]
-
-SIZES = (1, 2, 4, 8)
-"""Tokens of an n-gram: each size is twice the one before, so some n-gram covers half of a text or more."""
 LEAST_MASS, LEAST_GROUPS = 0.01, 2
 """An n-gram is watched if completions with it have this part of others' positive Â, and stand in so many groups: the
 text of one problem stands in one."""
@@ -229,11 +224,6 @@ class PlantTest:
         self.found = {j: found for j, *_, found in state["tested"] if found is not None}
 
 
-def parts_of(ids: NGram) -> list[NGram]:
-    """The shorter n-grams inside an n-gram."""
-    return [ids[at : at + size] for size in SIZES if size < len(ids) for at in range(len(ids) - size + 1)]
-
-
 def news_of(new: Mapping[NGram, Mapping[str, float]], found: Collection[NGram]) -> list[Found]:
     """One of the n-grams that were found in a round for each set of senders, with the number of the others."""
     inside = {part for ids in found for part in parts_of(ids)}
@@ -265,71 +255,3 @@ def log_help(n: int, held: int, rewarded: int, both: int) -> Floats64:
 
 def _log_choose(n: Any, k: Any) -> Any:
     return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-
-
-class Grams(NamedTuple):
-    """The n-grams of some rows, each entry one n-gram in one row.
-
-    Attributes:
-        number_X: equal for equal n-grams, ascending.
-        row_X: the row.
-        at_X, size_X: its place in ``ids``, and its tokens.
-        ids, length_N: the rows end to end, and their lengths.
-    """
-
-    number_X: Rows
-    row_X: Rows
-    at_X: Rows
-    size_X: Rows
-    ids: Ints
-    length_N: Rows
-
-    @classmethod
-    def of(cls, rows: Sequence[Ints]) -> Grams:
-        ids, length_N = np.concatenate(rows), np.array([len(row) for row in rows])
-        row_T = np.repeat(np.arange(len(rows)), length_N)
-        number_T, count, parts = ids.astype(np.int64), 0, list[Rows]()
-        for size in (size for size in SIZES if size <= len(ids)):
-            if half := size // 2:
-                number_T = number_T[:-half] << 32 | number_T[half:]
-            number_T = np.unique(number_T, return_inverse=True)[1]
-            at = np.flatnonzero(row_T[: len(number_T)] == row_T[size - 1 :])
-            key_X, first_X = np.unique((count + number_T[at]) << 32 | row_T[at], return_index=True)
-            parts.append(np.stack([key_X >> 32, key_X & 0xFFFFFFFF, at[first_X], np.full(len(key_X), size)]))
-            count += int(number_T.max()) + 1
-        number_X, row_X, at_X, size_X = np.concatenate(parts, axis=1)
-        return cls(number_X, row_X, at_X, size_X, ids, length_N)
-
-    def sums(self, value_N: npt.NDArray[Any]) -> Floats64:
-        """Of each number, the sum of the values of the first N rows that hold it."""
-        inside = self.row_X < len(value_N)
-        sums = np.bincount(self.number_X[inside], value_N[self.row_X[inside]], int(self.number_X[-1]) + 1)
-        return sums.astype(np.float64)
-
-    def groups(self, of_N: Bools, item_N: Rows) -> Rows:
-        """Of each number, the items among the rows of a mask that hold it."""
-        inside = self.row_X < len(of_N)
-        number, row = self.number_X[inside], self.row_X[inside]
-        place_N = np.unique(item_N, return_inverse=True)[1]
-        pairs = np.unique(number[of_N[row]] << 32 | place_N[row[of_N[row]]])
-        return np.bincount(pairs >> 32, minlength=int(self.number_X[-1]) + 1)
-
-    def holds(self, number_T: Sequence[int], n: int) -> Bools:
-        """Whether each of the first n rows (columns) holds each of some n-grams (rows)."""
-        place_V = np.full(int(self.number_X[-1]) + 1, -1)
-        place_V[list(number_T)] = np.arange(len(number_T))
-        place_X = place_V[self.number_X]
-        there = (place_X >= 0) & (self.row_X < n)
-        holds_TN = np.zeros((len(number_T), n), np.bool_)
-        holds_TN[place_X[there], self.row_X[there]] = True
-        return holds_TN
-
-    def ids_of(self, number: int) -> NGram:
-        entry = int(np.searchsorted(self.number_X, number))
-        at = self.at_X[entry]
-        return tuple(self.ids[at : at + self.size_X[entry]].tolist())
-
-    def whole_rows(self, first: int) -> list[int]:
-        """The numbers of the rows from ``first`` on, each an n-gram as a whole."""
-        whole = (self.row_X >= first) & (self.size_X == self.length_N[self.row_X])
-        return [int(number) for number in self.number_X[whole][np.argsort(self.row_X[whole])]]
