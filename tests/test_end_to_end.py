@@ -696,6 +696,7 @@ def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace:
     assert half.num_rows == 8  # half the prompts of a peer alone, as many as it generates in the swarm
 
 
+@pytest.mark.slow
 def test_a_job_killed_between_its_last_checkpoint_and_an_evaluation_is_not_finished(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -803,6 +804,7 @@ def strip_times(value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(
     workplace: Path, models: dict[str, Path]
 ) -> None:

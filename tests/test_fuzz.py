@@ -179,6 +179,7 @@ def test_the_oracle_sees_a_planted_fault(fault: str, monkeypatch: pytest.MonkeyP
     assert re.search(says, finding), finding
 
 
+@pytest.mark.slow
 def test_the_commands_last_line_is_its_figures() -> None:
     command = [sys.executable, str(Path(fuzz.__file__)), "--cases", "500", "--seed", "9", "--first", "10"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -93,6 +93,7 @@ def family(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.slow
 def test_four_peers_in_turns_hold_what_the_largest_holds_and_keep_their_bits(
     family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

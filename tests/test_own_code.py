@@ -59,6 +59,7 @@ def test_a_reward_that_crashes_leaves_the_lines_it_was_in(tmp_path: Path, models
     assert "in crashes" in said
 
 
+@pytest.mark.slow
 def test_no_command_runs_what_lies_in_the_current_directory(tmp_path: Path, models: dict[str, Path]) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()

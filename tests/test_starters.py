@@ -145,6 +145,7 @@ def test_the_shipped_tokenizer_is_the_one_that_is_made() -> None:
         assert json.loads((path / "tokenizer_config.json").read_text()).items() >= made.special_tokens_map.items()
 
 
+@pytest.mark.slow
 def test_a_shipped_starter_starts_where_the_documentation_says() -> None:
     """Other processors add in another order, which may turn a close decision: hence one problem in a hundred."""
     for name in list(STARTERS):
