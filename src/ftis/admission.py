@@ -359,7 +359,7 @@ class Admitter:
             at = int(wrong.argmax())
             return Reason.TOKEN_OUT_OF_RANGE, f"{place(at)}: id {int(ids[at])}, the vocabulary has {terms.vocab_size}"
 
-        ends = np.isin(ids, self._end_ids if self.episodes is None else [])
+        ends = (ids[:, None] == self._end_ids).any(1) & (self.episodes is None)
         ends[stops - 1] = False
         if ends.any():
             at = int(ends.argmax())

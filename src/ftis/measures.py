@@ -305,10 +305,12 @@ def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> Pre
             raise ValueError(f"{name} must be advantage_N's [N], got {shapes}")
     used_N = torch.where(keep_N, advantage_N, torch.zeros_like(advantage_N))
     same_sign_N = used_N.sign() == advantage_N.sign()
+    by_group_N, size_G = torch.argsort(group_N, stable=True), torch.unique(group_N, return_counts=True)[1]
+    start_G = size_G.cumsum(0) - size_G
     pairs = sign = rank = 0
-    for group in torch.unique(group_N):
-        rows = torch.nonzero(group_N == group).squeeze(-1)
-        i, j = torch.combinations(rows, 2).unbind(-1)
+    for size in torch.unique(size_G).tolist():  # all groups of a size at once
+        row_Gn = by_group_N[start_G[size_G == size].unsqueeze(-1) + torch.arange(size)]
+        i, j = (row_Gn[:, of_pair] for of_pair in torch.triu_indices(size, size, 1))
         before, after = (advantage_N[i] - advantage_N[j]).sign(), (used_N[i] - used_N[j]).sign()
         distinct = before != 0
         pairs += int(distinct.sum())

@@ -16,6 +16,8 @@ from ftis.rollouts import Rollout, pad
 
 SHARES = STAKES / 4
 """The part ε that is staked at each place, about the share of places with a lie: 1/4, 1/16, ..., 1/4096."""
+LOG_REST = np.log1p(-SHARES)
+"""log(1 − ε), the nats of a place without the token."""
 ANYWHERE = 2**ID_BITS
 """The context of a token that counts wherever it stands."""
 MOST_KEYS = 2**14
@@ -55,16 +57,16 @@ class Frequent:
         for group in range(group_N[-1] + 1):
             inside = group_T == group
             keys, gains = key_2T[:, inside].ravel(), np.concatenate([gain_TK[inside]] * 2)
+            place, known = _lookup(self._keys, keys)
             if len(self._keys):
-                place, known = _lookup(self._keys, keys)
                 contexts, counts = np.unique(keys >> ID_BITS, return_counts=True)
                 of_row, there = _lookup(contexts, self._keys >> ID_BITS)
-                log_e_AK = np.where(there, counts[of_row], 0)[:, None] * np.log1p(-SHARES)
-                np.add.at(log_e_AK, place[known], gains[known] - np.log1p(-SHARES))
+                log_e_AK = np.where(there, counts[of_row], 0)[:, None] * LOG_REST
+                np.add.at(log_e_AK, place[known], gains[known] - LOG_REST)
                 start = -math.log(self.groups_of_run * self._log_r_AK.size)
                 self._log_r_AK = np.logaddexp(self._log_r_AK, start) + log_e_AK
             nats_P.append(self.nats)
-            self._know(keys)
+            self._know(keys[~known & (keys % 2**ID_BITS != OTHER)])
         return np.array(nats_P)
 
     @property
@@ -76,15 +78,17 @@ class Frequent:
         """The nats that each place gave to the key and ε with most evidence: [N, T], 0 behind a rollout's end."""
         row, share = np.unravel_index(self._log_r_AK.argmax(), self._log_r_AK.shape)
         hit_T = (_keys(rollouts) == self._keys[row]).any(0)
-        gain_T = np.where(hit_T, _gains(rollouts)[:, share], np.log1p(-SHARES[share]))
+        gain_T = np.where(hit_T, _gains(rollouts)[:, share], LOG_REST[share])
         return pad(np.split(gain_T, np.cumsum([len(r) for r in rollouts])[:-1]))
 
-    def _know(self, keys: Keys) -> None:
-        unique, counts = np.unique(keys[keys % 2**ID_BITS != OTHER], return_counts=True)
-        is_new = ~_lookup(self._keys, unique)[1]
-        new = unique[is_new][np.argsort(-counts[is_new], kind="stable")][: MOST_KEYS // 2]
-        best_A = self._log_r_AK.max(1)
-        kept = np.argsort(-best_A, kind="stable")[: MOST_KEYS - len(new)]
+    def _know(self, new: Keys) -> None:
+        new, counts = np.unique(new, return_counts=True)
+        new = new[np.argsort(-counts, kind="stable")][: MOST_KEYS // 2]
+        if not len(new):
+            return
+        kept = np.arange(len(self._keys))
+        if len(kept) + len(new) > MOST_KEYS:
+            kept = np.argsort(-self._log_r_AK.max(1), kind="stable")[: MOST_KEYS - len(new)]
         known = np.concatenate([self._keys[kept], new])
         log_r_AK = np.full((len(known), len(SHARES)), NOTHING)
         log_r_AK[: len(kept)] = self._log_r_AK[kept]
@@ -125,7 +129,7 @@ def _keys(rollouts: Sequence[Rollout]) -> Keys:
 def _gains(rollouts: Sequence[Rollout]) -> Floats64:
     """log(1 − ε + ε/π_gen) of each token of the rollouts, end to end, and ε: [T, K]."""
     log_p_T1 = np.concatenate([r.gen_logp for r in rollouts]).astype(np.float64)[:, None] + TOLERANCE
-    return np.logaddexp(np.log1p(-SHARES), np.log(SHARES) - log_p_T1)
+    return np.logaddexp(LOG_REST, np.log(SHARES) - log_p_T1)
 
 
 def _lookup(among: Keys, keys: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
