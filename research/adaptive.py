@@ -321,25 +321,25 @@ def cell(of: Sequence[Outcome]) -> str:
 
 
 def summary(to: Path, seeds: int, commit: str) -> Summary:
-    """The table of all runs that ``to`` holds."""
-    rows: list[tuple[Cell, ...]] = []
-    for swarm, attack in product(SWARMS, ATTACKS):
-        if "sybils" in attack and swarm == "pair":
-            continue
-        cells = []
-        for defence in TABLED:
-            files = [to / f"{swarm}.{attack}.{defence}.{seed}.json" for seed in range(seeds)]
-            cells.append(
-                cell([Outcome.model_validate_json(file.read_text("utf-8")) for file in files if file.exists()])
-            )
-        rows.append((swarm, f"`{attack}`", *cells))
+    """The table of all runs that ``to`` holds; what was not run has no row and no column."""
+    files = product(SWARMS, ATTACKS, TABLED, range(seeds))
+    outcomes = dict[tuple[str, str], dict[str, list[Outcome]]]()
+    for swarm, attack, defence, seed in files:
+        if (file := to / f"{swarm}.{attack}.{defence}.{seed}.json").exists():
+            of = outcomes.setdefault((swarm, attack), {}).setdefault(defence, [])
+            of.append(Outcome.model_validate_json(file.read_text("utf-8")))
+    columns = [defence for defence in TABLED if any(defence in of for of in outcomes.values())]
+    rows: list[tuple[Cell, ...]] = [
+        (swarm, f"`{attack}`", *(cell(of.get(defence, [])) for defence in columns))
+        for (swarm, attack), of in outcomes.items()
+    ]
     return Summary(
         command="python -m research.adaptive --to runs/strangers --write COMMIT",
         commit=commit,
         machine="2 cores of an x86-64 machine, torch 2.13",
         seeds=tuple(range(seeds)),
         comparisons=0,
-        columns=("swarm", "attack", *TABLED),
+        columns=("swarm", "attack", *columns),
         rows=tuple(rows),
     )
 
