@@ -324,6 +324,24 @@ def test_the_evidence_on_tokens_by_hand() -> None:
     assert of_both(again, [sent((2,))]) == of_both(frequent, [sent((2,))])
 
 
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=2, max_size=8), st.data())
+def test_groups_of_a_message_give_together_what_they_give_one_by_one(
+    rows: list[list[int]], data: st.DataObject
+) -> None:
+    ends = data.draw(st.lists(st.integers(0, 1), min_size=len(rows) - 1, max_size=len(rows) - 1))
+    group_N = np.cumsum([0, *ends])
+    together, apart = Frequent(groups_of_run=10), Frequent(groups_of_run=10)
+    for _ in range(2):
+        sends = [sent(row) for row in rows]
+        nats = together.add(sends, group_N)
+        one_by_one = [
+            apart.add([row for row, of in zip(sends, group_N, strict=True) if of == group], np.zeros(n, np.int64))[0]
+            for group, n in enumerate(np.bincount(group_N))
+        ]
+        assert nats.tolist() == pytest.approx(one_by_one)
+        assert together.state()["keys"] == apart.state()["keys"]
+
+
 def test_the_keys_with_least_evidence_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis.honesty.frequent.MOST_KEYS", 8)
     frequent, lie = Frequent(10), Rollout(ints(7), floats(-9))
@@ -344,7 +362,7 @@ def test_the_evidence_on_tokens_is_at_most_1_in_expectation(past: list[list[int]
     base, total = before.state(), 0.0
     for ids in itertools.product(VOCABULARY, repeat=4):
         here = Frequent(groups_of_run=1)
-        here.restore({**base, "log_r": [[-1e9] * len(SHARES) for _ in base["keys"]]})
+        here.restore({**base, "r": [[0] * len(SHARES) for _ in base["keys"]]})
         total += SENDS[list(ids)].prod() * math.exp(of_both(here, [sent(ids[:2]), sent(ids[2:])])[0])
     assert total <= 1
     assert total > 0.9 or not past

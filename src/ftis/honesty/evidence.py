@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -104,12 +105,11 @@ class Detector:
         with np.errstate(divide="ignore"):
             log_e_N = np.logaddexp(math.log(1 - w) + log_a_N, np.where(known_N, math.log(w) + log_b_N, -np.inf))
             log_e_LN = np.logaddexp(np.log1p(-STAKES)[:, None], np.log(STAKES)[:, None] + log_e_N)
-        nats_N, log_r_L = np.zeros(len(log_e_N)), np.array(self.log_r)
-        for group in range(len(ratios.known_P)):
-            members = ratios.group_N == group
-            log_r_Ln = np.logaddexp(log_r_L, -math.log(self.groups_of_run))[:, None] + log_e_LN[:, members].cumsum(1)
-            log_r_L = log_r_Ln[:, -1]
-            nats_N[members] = np.logaddexp.reduce(log_r_Ln) + self._log_scale
+        log_r_L, log_r_LN, start = np.array(self.log_r), np.empty_like(log_e_LN), -math.log(self.groups_of_run)
+        for begin, end in pairwise([0, *np.bincount(ratios.group_N).cumsum().tolist()]):
+            log_r_LN[:, begin:end] = np.logaddexp(log_r_L, start)[:, None] + log_e_LN[:, begin:end].cumsum(1)
+            log_r_L = log_r_LN[:, end - 1]
+        nats_N = np.logaddexp.reduce(log_r_LN) + self._log_scale
         self.log_r = log_r_L.tolist()
         self.groups, self.known = self.groups + len(ratios.known_P), self.known + int(ratios.known_P.sum())
         self.weights[0] = weights[0].mean(0).tolist()

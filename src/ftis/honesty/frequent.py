@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,12 @@ evidence."""
 Keys = npt.NDArray[np.int64]
 
 
+LARGEST = 1e150
+"""R grows no further, far above every threshold: products stay finite."""
+AT_ONCE = 2**20
+"""The most numbers of E that a message's groups have at a time."""
+
+
 class Frequent:
     """An e-detector for each token of a sender's earlier groups, and for each token behind the one before it.
 
@@ -42,7 +48,7 @@ class Frequent:
     def __init__(self, groups_of_run: int) -> None:
         self.groups_of_run = groups_of_run
         self._keys: Keys = np.zeros(0, np.int64)
-        self._log_r_AK: Floats64 = np.zeros((0, len(SHARES)))
+        self._r_AK: Floats64 = np.zeros((0, len(SHARES)))
 
     def add(self, rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64]) -> Floats64:
         """Take in a message. Returns the evidence log(n Σ R) after each group, in nats.
@@ -51,49 +57,61 @@ class Frequent:
             rollouts: of one sender and round, group after group, as the sender sampled them.
             group_N: the group of each, ascending, from 0.
         """
-        key_2T, gain_TK = _keys(rollouts), _gains(rollouts)
+        key_2T, gain_TK = _keys(rollouts), _gains(rollouts) - LOG_REST
         group_T = np.repeat(group_N, [len(r) for r in rollouts])
-        nats_P = []
-        for group in range(group_N[-1] + 1):
-            inside = group_T == group
-            keys, gains = key_2T[:, inside].ravel(), np.concatenate([gain_TK[inside]] * 2)
-            place, known = _lookup(self._keys, keys)
-            if len(self._keys):
-                contexts, counts = np.unique(keys >> ID_BITS, return_counts=True)
-                of_row, there = _lookup(contexts, self._keys >> ID_BITS)
-                log_e_AK = np.where(there, counts[of_row], 0)[:, None] * LOG_REST
-                np.add.at(log_e_AK, place[known], gains[known] - LOG_REST)
-                start = -math.log(self.groups_of_run * self._log_r_AK.size)
-                self._log_r_AK = np.logaddexp(self._log_r_AK, start) + log_e_AK
-            nats_P.append(self.nats)
-            self._know(keys[~known & (keys % 2**ID_BITS != OTHER)])
+        groups, most = int(group_N[-1]) + 1, len(self._keys) + key_2T.size
+        # A group may make others' keys leave. So groups are taken in together only if all their keys have room.
+        at_once = max(1, AT_ONCE // (most * len(SHARES))) if most <= MOST_KEYS // 2 else 1
+        nats_P = list[float]()
+        for first in range(0, groups, at_once):
+            inside = (group_T >= first) & (group_T < first + at_once)
+            group_2T, gain_2TK = np.tile(group_T[inside] - first, 2), np.concatenate([gain_TK[inside]] * 2)
+            nats_P += self._take(key_2T[:, inside].ravel(), group_2T, gain_2TK, min(at_once, groups - first))
         return np.array(nats_P)
+
+    def _take(self, key_P: Keys, group_P: Keys, gain_PK: Floats64, groups: int) -> Iterator[float]:
+        """The evidence after each of some groups, whose new keys are known from the group behind their first on."""
+        unknown = np.flatnonzero(~_lookup(self._keys, key_P)[1] & (key_P % 2**ID_BITS != OTHER))
+        new, at, counts = np.unique(key_P[unknown], return_index=True, return_counts=True)
+        if len(self._keys) + len(new) > MOST_KEYS:  # of one group
+            often = np.argsort(-counts, kind="stable")[: MOST_KEYS // 2]
+            new, at = new[often], at[often]
+        order = np.argsort(np.concatenate([self._keys, new]))
+        keys = np.concatenate([self._keys, new])[order]
+        r_AK = np.concatenate([self._r_AK, np.zeros((len(new), len(SHARES)))])[order]
+        first_A = np.concatenate([np.full(len(self._keys), -1), group_P[unknown[at]]])[order]
+
+        contexts, context_A = np.unique(keys >> ID_BITS, return_inverse=True)
+        context_P, counted = _lookup(contexts, key_P >> ID_BITS)
+        places_GC = np.zeros((groups, len(contexts)))
+        np.add.at(places_GC, (group_P[counted], context_P[counted]), 1)
+        key_of_P, hits = _lookup(keys, key_P)
+        hits &= first_A[key_of_P] < group_P
+        log_e_GAK = places_GC[:, context_A, None] * LOG_REST
+        np.add.at(log_e_GAK, (group_P[hits], key_of_P[hits]), gain_PK[hits])
+        for group, e_AK in enumerate(np.exp(np.minimum(log_e_GAK, math.log(LARGEST)))):
+            known_A = first_A < group
+            if known := int(known_A.sum()):
+                r_AK += (known_A / (self.groups_of_run * known * len(SHARES)))[:, None]
+                np.minimum(r_AK * e_AK, LARGEST, out=r_AK)
+            self._keys, self._r_AK = keys, r_AK
+            yield self.nats
+        if len(keys) > MOST_KEYS:
+            kept = np.argsort(-np.where(first_A < 0, r_AK.max(1), np.inf), kind="stable")[:MOST_KEYS]
+            self._keys, self._r_AK = keys[np.sort(kept)], r_AK[np.sort(kept)]
 
     @property
     def nats(self) -> float:
         """log(n Σ R): the evidence since the best start, if only one start counts."""
-        return float(np.logaddexp.reduce(self._log_r_AK, axis=None, initial=NOTHING)) + math.log(self.groups_of_run)
+        total = float(self._r_AK.sum())
+        return (math.log(total) if total else NOTHING) + math.log(self.groups_of_run)
 
     def gains(self, rollouts: Sequence[Rollout]) -> Floats64:
         """The nats that each place gave to the key and ε with most evidence: [N, T], 0 behind a rollout's end."""
-        row, share = np.unravel_index(self._log_r_AK.argmax(), self._log_r_AK.shape)
+        row, share = np.unravel_index(self._r_AK.argmax(), self._r_AK.shape)
         hit_T = (_keys(rollouts) == self._keys[row]).any(0)
         gain_T = np.where(hit_T, _gains(rollouts)[:, share], LOG_REST[share])
         return pad(np.split(gain_T, np.cumsum([len(r) for r in rollouts])[:-1]))
-
-    def _know(self, new: Keys) -> None:
-        new, counts = np.unique(new, return_counts=True)
-        new = new[np.argsort(-counts, kind="stable")][: MOST_KEYS // 2]
-        if not len(new):
-            return
-        kept = np.arange(len(self._keys))
-        if len(kept) + len(new) > MOST_KEYS:
-            kept = np.argsort(-self._log_r_AK.max(1), kind="stable")[: MOST_KEYS - len(new)]
-        known = np.concatenate([self._keys[kept], new])
-        log_r_AK = np.full((len(known), len(SHARES)), NOTHING)
-        log_r_AK[: len(kept)] = self._log_r_AK[kept]
-        order = np.argsort(known)
-        self._keys, self._log_r_AK = known[order], log_r_AK[order]
 
     @property
     def tokens(self) -> Keys:
@@ -104,18 +122,18 @@ class Frequent:
     def renumber(self, new_number: Keys) -> None:
         """Give each token its new number, [old number]."""
         self._keys, kept = renumbered(self._keys, new_number, 2)
-        self._keys, self._log_r_AK = self._keys[kept], self._log_r_AK[kept]
+        self._keys, self._r_AK = self._keys[kept], self._r_AK[kept]
         order = np.argsort(self._keys)
-        self._keys, self._log_r_AK = self._keys[order], self._log_r_AK[order]
+        self._keys, self._r_AK = self._keys[order], self._r_AK[order]
 
     def state(self) -> Mapping[str, Any]:
         """The keys and their evidence as a JSON object."""
-        return {"keys": self._keys.tolist(), "log_r": self._log_r_AK.tolist()}
+        return {"keys": self._keys.tolist(), "r": self._r_AK.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`."""
         self._keys = np.array(state["keys"], dtype=np.int64)
-        self._log_r_AK = np.array(state["log_r"], dtype=np.float64).reshape(-1, len(SHARES))
+        self._r_AK = np.array(state["r"], dtype=np.float64).reshape(-1, len(SHARES))
 
 
 def _keys(rollouts: Sequence[Rollout]) -> Keys:
