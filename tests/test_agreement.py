@@ -307,20 +307,21 @@ def test_what_bfloat16_rounds_is_no_difference(kind: str, peer: dict[str, Any], 
     require_agreement(policy, prompts, off, Decoding(30))  # another engine's rounding
 
 
+@pytest.mark.parametrize(("explained", "limit"), [(0.0, 0.1), (0.05, 0.2)])
 @pytest.mark.parametrize("count", [1, 3, 8, 200])
 def test_a_short_row_of_bfloat16_may_differ_more_than_a_long_one(
-    count: int, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    count: int, explained: float, limit: float, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Differences of d in each of n tokens pass up to √((n + 8) / n) / 10 nats, where rounding explains less."""
-    monkeypatch.setattr(agreement, "rounding", lambda *_: 0.0)
+    """Differences of d in each of n tokens pass up to √(24 / n) times .1 nats, or four times what is rounding."""
+    monkeypatch.setattr(agreement, "rounding", lambda *_: explained)
     policy = tiny_policy(dtype="bfloat16")
     (prompt, ids) = rows_of([4, count])
     plain = plain_logps(policy, Rows([prompt], [ids]), [Decoding(count)])[0][0]
-    most = 0.1 * ((count + 8) / count) ** 0.5
+    most = limit * (max(count, 24) / count) ** 0.5
 
     def check(by: float) -> None:
         require_agreement(policy, [prompt], [(Rollout(ids, plain - by),)], Decoding(count), in_place=True)
 
     check(most * 0.99)
-    with pytest.raises(ModelError, match=f"the sampler is {most * 1.01:.2g} nats off"):
+    with pytest.raises(ModelError, match="the sampler"):
         check(most * 1.01)

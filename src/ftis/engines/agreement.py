@@ -46,10 +46,9 @@ PEAK = 10
 :data:`IN_A_ROW` if that factor is in the latter. In bfloat16 the largest of 320 tokens of SmolLM2-135M was 4 times."""
 SLIGHT = 0.1
 """In bfloat16, the root mean square of a row's differences that passes without a look at rounding."""
-AGREEING = 8
-"""The agreeing tokens that are added to each of a run's first rows in bfloat16 before :data:`SLIGHT` is asked of them.
-Without them one in 20 answers of three tokens by SmolLM2-135M has more; with them a single token may have three times
-that."""
+AT_LEAST = 24
+"""A run's first rows count as if they had so many tokens, the others agreeing, if one has more than :data:`SLIGHT` in
+bfloat16. As they are one in 20 answers of three tokens by SmolLM2-135M has, and one in 7 of 2 to 21 by Gemma 3 270M."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
@@ -175,7 +174,7 @@ def require_agreement(
     pairs = [_last_turn(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     (short, first), (long, last) = pairs[0], pairs[-1]
-    gaps(policy, [short, long], [first, last], decoding, in_place, AGREEING).refuse(policy, remedy)
+    gaps(policy, [short, long], [first, last], decoding, in_place, AT_LEAST).refuse(policy, remedy)
 
 
 def _last_turn(prompt: Ints, rollout: Rollout) -> tuple[Ints, Rollout]:
@@ -193,13 +192,13 @@ def gaps(
     rollouts: Sequence[Rollout],
     decoding: Decoding,
     in_place: bool = True,
-    agreeing: int = 0,
+    at_least: int = 0,
 ) -> Gaps:
     """Compare sampler and learner with a plain pass on the same rows, which the learner has together.
 
     Args:
         in_place: the sampler has the policy's arithmetic; another may have a coarser one.
-        agreeing: tokens that are added to a row of bfloat16 before :data:`SLIGHT` is asked of it.
+        at_least: the tokens that a row counts as having in bfloat16 if one's differences are more than slight.
     """
     rows = Rows(prompts, [rollout.completion_ids for rollout in rollouts])
     whole = Decoding(decoding.max_completion_length, decoding.temperature or 1.0)
@@ -215,11 +214,11 @@ def gaps(
     fine, coarse = LARGEST_GAP[torch.float32], SLIGHT
     if few:
         coarse = IN_A_ROW * LARGEST_GAP[torch.bfloat16]
-    if not (exact and in_place) and (largest := max(of_sampler, of_learner)) > coarse:
-        padded = partial(rounded, agreeing=agreeing)
-        if not few and max(_largest(sampler, drawn_from, padded), _largest(learner, plain, padded)) <= coarse:
-            coarse = largest
-        else:
+    if not (exact and in_place) and max(of_sampler, of_learner) > coarse:
+        if not few:
+            padded = partial(rounded, at_least=at_least)
+            of_sampler, of_learner = _largest(sampler, drawn_from, padded), _largest(learner, plain, padded)
+        if max(of_sampler, of_learner) > coarse:
             coarse = max(coarse, ROUNDED * rounding(policy, rows))
     return Gaps(of_sampler, of_learner, both, (fine if exact else coarse, fine if exact and in_place else coarse))
 
@@ -331,12 +330,13 @@ def farthest(values_M: Floats | Nats) -> float:
     return float(np.abs(values_M).max())
 
 
-def rms_or_peak(values_M: Floats | Nats, peak: float, agreeing: int = 0) -> float:
+def rms_or_peak(values_M: Floats | Nats, peak: float, at_least: int = 0) -> float:
     """The root mean square, or the largest / ``peak`` if that is more: of many tokens a single one counts too.
 
-    The mean is over so many ``agreeing`` tokens more, with differences of 0.
+    The mean is over ``at_least`` so many tokens, the further ones with differences of 0.
     """
-    return max(rms(np.append(values_M.astype(np.float64), np.zeros(agreeing))), farthest(values_M) / peak)
+    agreeing = np.zeros(max(0, at_least - len(values_M)))
+    return max(rms(np.append(values_M.astype(np.float64), agreeing)), farthest(values_M) / peak)
 
 
 def _largest(some: Sequence[Floats], others: Sequence[Floats], size: Callable[[Floats], float]) -> float:
