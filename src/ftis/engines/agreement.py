@@ -48,7 +48,8 @@ SLIGHT = 0.1
 """In bfloat16, the root mean square of a row's differences that passes without a look at rounding."""
 AT_LEAST = 24
 """A run's first rows count as if they had so many tokens, the others agreeing, if one has more than :data:`SLIGHT` in
-bfloat16. As they are one in 20 answers of three tokens by SmolLM2-135M has, and one in 7 of 2 to 21 by Gemma 3 270M."""
+bfloat16. As they are one in 20 answers of three tokens by SmolLM2-135M has, and one in 7 of 2 to 21 by Gemma 3 270M. As
+24 none of the latter's 192 has."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
