@@ -150,7 +150,7 @@ def test_a_faster_peer_samples_more_for_everybody_where_shares_go_by_speed(place
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 0}
     rows = {name: metrics(place / "runs" / f"three-seed0-{name}", name) for name in "abc"}
     prompts = {name: [row[f"peer/{name}/admitted"] // 4 for row in rows[name]] for name in "abc"}
-    assert [of[0] for of in prompts.values()] == [2, 2, 2]
+    assert [of[0] for of in prompts.values()] == [1, 1, 1], "until speeds are known, a part of an equal share"
     assert max(prompts["a"]) > 2
     for name in "abc":  # in lock-step all learn from what each has sampled, and nothing is rejected
         for peer, sampled in prompts.items():
