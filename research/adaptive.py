@@ -334,7 +334,7 @@ def summary(to: Path, seeds: int, commit: str) -> Summary:
         for (swarm, attack), of in outcomes.items()
     ]
     return Summary(
-        command="python -m research.adaptive --to runs/strangers --write COMMIT",
+        command=f"python -m research.adaptive --seeds {seeds} --to runs/strangers --write COMMIT",
         commit=commit,
         machine="2 cores of an x86-64 machine, torch 2.13",
         seeds=tuple(range(seeds)),

@@ -49,7 +49,7 @@ SLIGHT = 0.1
 AT_LEAST = 24
 """A run's first rows count as if they had so many tokens, the others agreeing, if one has more than :data:`SLIGHT` in
 bfloat16. As they are one in 20 answers of three tokens by SmolLM2-135M has, and one in 7 of 2 to 21 by Gemma 3 270M. As
-24 none of the latter's 192 has."""
+24 none of the latter's 192 has. A single token may then differ by a nat, as in a long row (:data:`PEAK`)."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
 @dataclass(frozen=True)
 class Gaps:
     """Differences of log-probabilities in nats: the largest, or in bfloat16 the largest of the rows' root mean squares,
-    in which a single token counts as :data:`PEAK` says.
+    in which a single token counts as :data:`PEAK` says, and a short row as :data:`AT_LEAST` does.
 
     Attributes:
         sampler, learner: from a plain pass.
@@ -210,7 +210,6 @@ def gaps(
     rounded = partial(rms_or_peak, peak=PEAK / IN_A_ROW if few else PEAK)
     of_own = farthest if exact else rounded
     size = of_own if in_place else rounded
-    both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner, size)
     of_sampler, of_learner = _largest(sampler, drawn_from, size), _largest(learner, plain, of_own)
     fine, coarse = LARGEST_GAP[torch.float32], SLIGHT
     if few:
@@ -218,9 +217,11 @@ def gaps(
     if not (exact and in_place) and max(of_sampler, of_learner) > coarse:
         if not few:
             padded = partial(rounded, at_least=at_least)
+            size = padded
             of_sampler, of_learner = _largest(sampler, drawn_from, padded), _largest(learner, plain, padded)
         if max(of_sampler, of_learner) > coarse:
             coarse = max(coarse, ROUNDED * rounding(policy, rows))
+    both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner, size)
     return Gaps(of_sampler, of_learner, both, (fine if exact else coarse, fine if exact and in_place else coarse))
 
 

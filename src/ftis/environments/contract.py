@@ -10,7 +10,7 @@ Both are a class, made without arguments and used again after ``reset``:
 - ``get_reward() -> float`` is asked at the end. Without it the recipe's reward function scores the whole completion.
 
 An environment must answer the same actions of the same row and seed alike: each peer plays the others' episodes itself.
-It plays in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
+A user's plays in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Keys = npt.NDArray[np.int64]
 
 
 LARGEST = 1e150
-"""R grows no further, far above every threshold: products stay finite."""
+"""R grows no further, far above every threshold: products stay finite. Of several keys there, the first is shown."""
 AT_ONCE = 2**20
 """The most numbers of E that a message's groups have at a time."""
 
@@ -61,7 +61,7 @@ class Frequent:
         group_T = np.repeat(group_N, [len(r) for r in rollouts])
         groups, most = int(group_N[-1]) + 1, len(self._keys) + key_2T.size
         # A group may make others' keys leave. So groups are taken in together only if all their keys have room.
-        at_once = max(1, AT_ONCE // (most * len(SHARES))) if most <= MOST_KEYS // 2 else 1
+        at_once = max(1, AT_ONCE // (len(SHARES) * max(1, most))) if most <= MOST_KEYS // 2 else 1
         nats_P = list[float]()
         for first in range(0, groups, at_once):
             inside = (group_T >= first) & (group_T < first + at_once)
@@ -73,7 +73,7 @@ class Frequent:
         """The evidence after each of some groups, whose new keys are known from the group behind their first on."""
         unknown = np.flatnonzero(~_lookup(self._keys, key_P)[1] & (key_P % 2**ID_BITS != OTHER))
         new, at, counts = np.unique(key_P[unknown], return_index=True, return_counts=True)
-        if len(self._keys) + len(new) > MOST_KEYS:  # of one group
+        if len(new) > MOST_KEYS // 2:  # of one group
             often = np.argsort(-counts, kind="stable")[: MOST_KEYS // 2]
             new, at = new[often], at[often]
         order = np.argsort(np.concatenate([self._keys, new]))
@@ -86,7 +86,7 @@ class Frequent:
         places_GC = np.zeros((groups, len(contexts)))
         np.add.at(places_GC, (group_P[counted], context_P[counted]), 1)
         key_of_P, hits = _lookup(keys, key_P)
-        hits &= first_A[key_of_P] < group_P
+        hits[hits] = first_A[key_of_P[hits]] < group_P[hits]
         log_e_GAK = places_GC[:, context_A, None] * LOG_REST
         np.add.at(log_e_GAK, (group_P[hits], key_of_P[hits]), gain_PK[hits])
         for group, e_AK in enumerate(np.exp(np.minimum(log_e_GAK, math.log(LARGEST)))):

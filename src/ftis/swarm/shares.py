@@ -5,8 +5,9 @@ mostly for learning; no waiting is part of it. Its signed manifest states ``b + 
 be the upper median of the statements of all peers. Then the peer samples ``n = (M − b)/e`` prompts, between 1 and
 :data:`~ftis.config.LARGEST_SHARE` times E. So the middle peer keeps its equal share, and the others need its time.
 
-Before it knows its own speed and one other's, which takes two rounds, a peer samples a quarter of the equal share: in
-equal shares everybody would wait two rounds for the slowest. If nobody states anything by then, it samples E.
+Before it knows its own speed and one other's, which takes two rounds, or four with overlap, a peer samples a quarter
+of the equal share: in equal shares everybody would wait these rounds for the slowest. If nobody states anything by
+then, it samples E.
 
 Nobody has to agree on n: prompts are disjoint however many each peer samples, and a message's manifest names them. A
 peer that states too much or too little moves M at most to the next statement, since it is a median. In a pair it can
