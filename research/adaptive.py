@@ -329,12 +329,14 @@ def summary(to: Path, seeds: int, commit: str) -> Summary:
             of = outcomes.setdefault((swarm, attack), {}).setdefault(defence, [])
             of.append(Outcome.model_validate_json(file.read_text("utf-8")))
     columns = [defence for defence in TABLED if any(defence in of for of in outcomes.values())]
+    swarms = dict.fromkeys(swarm for swarm, _ in outcomes)
+    part = f"--swarms {' '.join(swarms)} --defences {' '.join(columns)} --seeds {seeds}"
     rows: list[tuple[Cell, ...]] = [
         (swarm, f"`{attack}`", *(cell(of.get(defence, [])) for defence in columns))
         for (swarm, attack), of in outcomes.items()
     ]
     return Summary(
-        command=f"python -m research.adaptive --seeds {seeds} --to runs/strangers --write COMMIT",
+        command=f"python -m research.adaptive {part} --to runs/strangers --write COMMIT",
         commit=commit,
         machine="2 cores of an x86-64 machine, torch 2.13",
         seeds=tuple(range(seeds)),

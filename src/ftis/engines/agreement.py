@@ -216,9 +216,8 @@ def gaps(
         coarse = IN_A_ROW * LARGEST_GAP[torch.bfloat16]
     if not (exact and in_place) and max(of_sampler, of_learner) > coarse:
         if not few:
-            padded = partial(rounded, at_least=at_least)
-            size = padded
-            of_sampler, of_learner = _largest(sampler, drawn_from, padded), _largest(learner, plain, padded)
+            size = partial(rounded, at_least=at_least)
+            of_sampler, of_learner = _largest(sampler, drawn_from, size), _largest(learner, plain, size)
         if max(of_sampler, of_learner) > coarse:
             coarse = max(coarse, ROUNDED * rounding(policy, rows))
     both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner, size)

@@ -89,16 +89,16 @@ class Frequent:
         hits[hits] = first_A[key_of_P[hits]] < group_P[hits]
         log_e_GAK = places_GC[:, context_A, None] * LOG_REST
         np.add.at(log_e_GAK, (group_P[hits], key_of_P[hits]), gain_PK[hits])
+        self._keys, self._r_AK = keys, r_AK
         for group, e_AK in enumerate(np.exp(np.minimum(log_e_GAK, math.log(LARGEST)))):
             known_A = first_A < group
             if known := int(known_A.sum()):
                 r_AK += (known_A / (self.groups_of_run * known * len(SHARES)))[:, None]
                 np.minimum(r_AK * e_AK, LARGEST, out=r_AK)
-            self._keys, self._r_AK = keys, r_AK
             yield self.nats
         if len(keys) > MOST_KEYS:
-            kept = np.argsort(-np.where(first_A < 0, r_AK.max(1), np.inf), kind="stable")[:MOST_KEYS]
-            self._keys, self._r_AK = keys[np.sort(kept)], r_AK[np.sort(kept)]
+            kept = np.sort(np.argsort(-np.where(first_A < 0, r_AK.max(1), np.inf), kind="stable")[:MOST_KEYS])
+            self._keys, self._r_AK = keys[kept], r_AK[kept]
 
     @property
     def nats(self) -> float:
