@@ -6,6 +6,7 @@ import gc
 import shutil
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from conftest import TinyModelDir, TinyPolicy
 from run_files import differences, records_of
 
+from ftis.engines import kept
 from ftis.engines.kept import callable_as_kept
 from ftis.engines.offload import Movable, Offload
 from ftis.policy import Policy
@@ -22,6 +24,13 @@ from ftis.records.events import Event, RoundEnded
 from ftis.run import runs
 from ftis.run.assembly import assemble
 from recipes import write_recipe
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen weights that another test's model holds too would stay."""
+    monkeypatch.setattr(kept, "_FROZEN", weakref.WeakValueDictionary())
+
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4}
 LORA: dict[str, Any] = {"train": "lora", "lora_r": 2}

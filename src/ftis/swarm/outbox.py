@@ -82,8 +82,8 @@ class Outbox:
     def is_signed_elsewhere(self, document: bytes, seal: bytes) -> bool:
         """Whether an offer in this peer's name shows that its key is in use at another place too.
 
-        It shows so if this peer's key has signed it in a later life, or in this life with other words than here.
-        Offers of earlier lives can be sent again by anybody.
+        It shows so if this peer's key has signed it in a later life, or in this life with other words than here or for
+        a round that this peer has not offered yet. Offers of earlier lives can be sent again by anybody.
         """
         public, signature = manifests.unseal(seal)
         if public != public_hex(self.key) or not manifests.signed_by(public, document, signature):
@@ -92,8 +92,9 @@ class Outbox:
             offer = manifests.parse(document)
         except manifests.ManifestError:
             return False
-        here = self.signed.get(offer.round, (document, b""))[0]
-        other = offer.incarnation > self.incarnation or (offer.incarnation == self.incarnation and document != here)
+        is_later = offer.round > max(self.signed, default=-1)
+        differs = is_later or self.signed.get(offer.round, (document, b""))[0] != document
+        other = offer.incarnation > self.incarnation or (offer.incarnation == self.incarnation and differs)
         return offer.run == self.run and offer.peer == self.peer and other
 
     def chunk(self, round: int, index: int) -> bytes:
