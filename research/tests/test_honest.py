@@ -1,0 +1,38 @@
+"""Honest swarms: each testbed really learns from foreign rollouts, and the table counts what runs kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from research.findings.__main__ import read
+from research.honest import TESTBEDS, Outcome, main, run
+
+SMALL = ("training.prompts_per_round=8", "task.validation_size=4")
+
+
+QUICK = ("tokenizers", "late")
+"""Testbeds whose exchange is not the usual one."""
+
+
+@pytest.mark.parametrize(
+    "testbed", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in TESTBEDS]
+)
+def test_peers_of_a_testbed_learn_from_each_other(testbed: str, tmp_path: Path) -> None:
+    found = run(testbed, 0, 2, tmp_path, SMALL)
+    assert (found.accusations, found.alarms, found.texts) == (0, 0, 0)
+    assert found.foreign > 0
+    assert len(found.accuracies) == (4 if testbed == "four" else 2)
+
+
+def test_the_table_sums_what_was_kept_and_leaves_out_what_was_not_run(tmp_path: Path) -> None:
+    findings = tmp_path / "findings"
+    (findings / "data").mkdir(parents=True)
+    for seed, accusations in enumerate((0, 3)):
+        of = Outcome(accusations=accusations, alarms=seed, texts=0, foreign=10 * seed, accuracies={"a": 0.5, "b": 1.0})
+        (tmp_path / f"pair.{seed}.json").write_text(of.model_dump_json())
+    main(["--to", str(tmp_path), "--seeds", "0", "--write", "abc"], findings)
+    table = read("honest", findings)
+    assert table.rows == (("`pair`", 2, 3, 1, 0, 5.0, 0.75),)
+    assert table.seeds == (0, 1)
