@@ -325,3 +325,24 @@ def test_a_short_row_of_bfloat16_may_differ_more_than_a_long_one(
     check(most * 0.99)
     with pytest.raises(ModelError, match="the sampler"):
         check(most * 1.01)
+
+
+def test_rounding_is_looked_at_over_some_rows_at_the_temperature_of_sampling(
+    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shortest and the longest row alone may hold a few tokens that happen to round little."""
+    looked: list[tuple[int, float]] = []
+
+    def at(policy: Policy, rows: Rows, temperature: float) -> float:
+        looked.append((len(rows.completions), temperature))
+        return 0.1
+
+    monkeypatch.setattr(agreement, "rounding", at)
+    policy, prompts = tiny_policy(dtype="bfloat16"), rows_of(range(4, 44))
+    ids = rows_of([30])[0]
+    plain = plain_logps(policy, Rows(prompts, [ids] * 40), [Decoding(30, 0.7)])[0]
+    groups = [(Rollout(ids, logp - 0.3),) for logp in plain]
+    require_agreement(policy, prompts, groups, Decoding(30, 0.7), in_place=True)
+    ((rows, temperature),) = looked
+    assert 8 <= rows <= 16
+    assert temperature == 0.7

@@ -216,7 +216,7 @@ def test_the_learners_log_probabilities_are_those_of_the_distribution(tiny_polic
     plain, cut = (np.concatenate(of) for of in plain_logps(policy, rows, [PLAIN, CUT]))
     np.testing.assert_allclose(cut, np.concatenate([r.gen_logp for r in group]), atol=1e-5)
     np.testing.assert_allclose(plain, np.concatenate(policy.logps(*rows, 1.0)), atol=1e-5)
-    assert 1e-4 < rounding(policy, rows) < 1
+    assert 1e-4 < rounding(policy, rows, 1.0) < rounding(policy, rows, 0.1) / 3 < 1
 
 
 Values = st.lists(st.floats(-5, 0), min_size=3, max_size=40).map(np.array)

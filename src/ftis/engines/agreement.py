@@ -37,7 +37,10 @@ in float32 a token's, in bfloat16 the root mean square of many tokens. In bfloat
 ``learning.ROUNDING``."""
 ROUNDED = 4
 """In bfloat16, a root mean square of up to so many times :func:`rounding` is taken for rounding too: a sampler may also
-keep weights and residual stream in bfloat16, which the learner keeps in float32."""
+keep weights and residual stream in bfloat16, which the learner keeps in float32. Of Gemma 3 270M in bfloat16, learner
+and plain pass were .078 nats a token apart, with .046 by :func:`rounding` (60 answers at temperature 0.7)."""
+ROUNDED_ROWS = 16
+"""The first rollouts of a run that :func:`rounding` looks at. Two short ones may show half of it, or twice."""
 IN_A_ROW = 3
 """The factor by which a single row's few tokens may differ more than many rows do, if another engine draws them or
 weights have 4 bits."""
@@ -175,7 +178,9 @@ def require_agreement(
     pairs = [_last_turn(ids, rollout) for ids, group in zip(prompt_ids, groups, strict=True) for rollout in group]
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     (short, first), (long, last) = pairs[0], pairs[-1]
-    gaps(policy, [short, long], [first, last], decoding, in_place, AT_LEAST).refuse(policy, remedy)
+    some = pairs[:: -(-len(pairs) // ROUNDED_ROWS)]
+    typical = Rows([ids for ids, _ in some], [rollout.completion_ids for _, rollout in some])
+    gaps(policy, [short, long], [first, last], decoding, in_place, AT_LEAST, typical).refuse(policy, remedy)
 
 
 def _last_turn(prompt: Ints, rollout: Rollout) -> tuple[Ints, Rollout]:
@@ -194,12 +199,14 @@ def gaps(
     decoding: Decoding,
     in_place: bool = True,
     at_least: int = 0,
+    typical: Rows | None = None,
 ) -> Gaps:
     """Compare sampler and learner with a plain pass on the same rows, which the learner has together.
 
     Args:
         in_place: the sampler has the policy's arithmetic; another may have a coarser one.
         at_least: the tokens that a row counts as having in bfloat16 if one's differences are more than slight.
+        typical: the rows that show how coarse bfloat16 is; by default the same.
     """
     rows = Rows(prompts, [rollout.completion_ids for rollout in rollouts])
     whole = Decoding(decoding.max_completion_length, decoding.temperature or 1.0)
@@ -219,7 +226,7 @@ def gaps(
             size = partial(rounded, at_least=at_least)
             of_sampler, of_learner = _largest(sampler, drawn_from, size), _largest(learner, plain, size)
         if max(of_sampler, of_learner) > coarse:
-            coarse = max(coarse, ROUNDED * rounding(policy, rows))
+            coarse = max(coarse, ROUNDED * rounding(policy, typical or rows, whole.temperature))
     both = np.inf if decoding.truncated and not decoding.greedy else _largest(sampler, learner, size)
     return Gaps(of_sampler, of_learner, both, (fine if exact else coarse, fine if exact and in_place else coarse))
 
@@ -304,8 +311,8 @@ def _left_out(scores_TV: Tensor, kept_T: Tensor, target_T1: Tensor, decoding: De
 
 
 @torch.no_grad()
-def rounding(policy: Policy, rows: Rows) -> float:
-    """Root mean square of bfloat16's effect on the learner's own log-probabilities, in nats.
+def rounding(policy: Policy, rows: Rows, temperature: float) -> float:
+    """Root mean square of bfloat16's effect on the learner's own log-probabilities at a temperature, in nats.
 
     float32 shows it, or float16 with three bits more if weights are in bfloat16 themselves. Numbers beyond float16's
     range count as :data:`LARGEST_GAP`.
@@ -317,7 +324,7 @@ def rounding(policy: Policy, rows: Rows) -> float:
             finer_TV = forward([prompt], [completion])
         with torch.autocast(device, dtype=torch.bfloat16):
             coarse_TV = forward([prompt], [completion])
-        finer_T, coarse_T = (selected_logp(logits_TV, target_T, 1.0) for logits_TV in (finer_TV, coarse_TV))
+        finer_T, coarse_T = (selected_logp(logits_TV, target_T, temperature) for logits_TV in (finer_TV, coarse_TV))
         differences.append((coarse_T - finer_T).cpu().numpy())
     found = rms(np.concatenate(differences))
     return found if np.isfinite(found) else LARGEST_GAP[torch.bfloat16]

@@ -233,7 +233,8 @@ class Copied(Sampler):
                     f"and fit {what}. {self.engine.remedy}"
                 )
         drawn = f"of tokens that it drew from {_in_words(asked)}"
-        self._check_gap(drawn, policy, rows, f"Its weights are the learner's. {self.engine.remedy}")
+        remedy = f"Its weights are the learner's. {self.engine.remedy}"
+        self._check_gap(drawn, policy, rows, remedy, asked.temperature)
 
     def _check_arrival(self, policy: Policy, seen: CheckedRows) -> bool:
         """Compare the log-probabilities that engine and learner now give the tokens of an earlier draw.
@@ -258,11 +259,11 @@ class Copied(Sampler):
         self._check_gap("of the same tokens after the hand-over", policy, seen.rows, _REMEDY)
         return moved > STILL
 
-    def _check_gap(self, what: str, policy: Policy, rows: Rows, remedy: str) -> None:
+    def _check_gap(self, what: str, policy: Policy, rows: Rows, remedy: str, temperature: float = 1.0) -> None:
         if self.gap <= self._largest_gap:
             return
         if self._coarse:  # a model with sharp distributions rounds more coarsely than most
-            self._largest_gap = max(self._largest_gap, ROUNDED * rounding(policy, rows))
+            self._largest_gap = max(self._largest_gap, ROUNDED * rounding(policy, rows, temperature))
             if self.gap <= self._largest_gap:
                 return
         raise SamplerError(
