@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ from hypothesis import strategies as st
 
 from ftis.admission import Collected
 from ftis.member import Outgoing
-from ftis.run.together import Rounds, Turns, delivered, in_turns
+from ftis.recipe.parsing import load
+from ftis.records.files import saved_steps
+from ftis.run.assembly import assemble
+from ftis.run.together import Rounds, Turns, delivered, go_on, in_turns
+from ftis.swarm.facts import ExchangeError
 
 
 def message(peer: str, round: int) -> bytes:
@@ -124,3 +129,26 @@ def test_where_one_fails_the_others_stop_before_its_error_is_raised() -> None:
     with pytest.raises(OSError, match="b fails"):
         in_turns({n: peer(n, 3, log, fails_in=1 if n == "b" else -1) for n in "abc"})
     assert [line for line in log if "stops" in line] == ["a stops in 1", "c stops in 1"]
+
+
+# --- messages that come from elsewhere --------------------------------------------------------------------------------
+
+SMALL = (
+    *("training.rounds=3", "training.prompts_per_round=4", "training.eval_every=0", "sampling.num_generations=4"),
+    *("task.validation_size=2", "ood=[]", "arms=[]"),
+)
+
+
+def test_a_peer_saves_its_finished_rounds_if_messages_cannot_be_had(tmp_path: Path) -> None:
+    swarm = load(Path(__file__).parents[1] / "recipes" / "demo_pair.toml", SMALL).of_swarm(("small", "large"))
+    trainer = assemble(swarm, "small", tmp_path, networked=True)
+    coming = [Collected({}, missing=("large",))]
+
+    def messages() -> Collected:
+        if not coming:
+            raise ExchangeError("below the quorum")
+        return coming.pop()
+
+    with pytest.raises(ExchangeError, match="below the quorum"):
+        go_on(trainer.train(lambda event: None), messages)
+    assert saved_steps(tmp_path) == [1]

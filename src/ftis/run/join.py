@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from ftis.run.network import credentials, in_network
 from ftis.run.prepare import Checked, check
 from ftis.run.provenance import claim, delete_run, may_claim
 from ftis.run.runs import repeats
+from ftis.run.together import go_on
 from ftis.swarm.session import check_endpoints
 
 NO_REGRET = 0.05
@@ -203,8 +204,5 @@ def join(
                 # Messages arrive while the peer samples ahead.
                 lambda sent: arriving.append(in_background(partial(network.offer_and_collect, sent), "exchange")),
             )
-            with suppress(StopIteration):
-                next(rounds)
-                while True:
-                    rounds.send(network.wait_for(arriving.pop().result))
+            go_on(rounds, lambda: network.wait_for(arriving.pop().result))
     return member.cursor.step == swarm.training.rounds

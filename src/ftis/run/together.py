@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 
 from ftis.admission import Collected
 from ftis.member import Outgoing
@@ -120,3 +121,19 @@ def in_turns(
             after_turn()
     if failure is not None:
         raise failure
+
+
+def go_on(rounds: Rounds, messages: Callable[[], Collected | None]) -> None:
+    """Let one peer go on with the ``messages`` of each round, until it has ended.
+
+    If they cannot be had, the peer saves its finished rounds and raises that error.
+    """
+    with suppress(StopIteration):
+        next(rounds)
+        while True:
+            try:
+                collected = messages()
+            except Exception as error:
+                rounds.throw(error)
+                raise
+            rounds.send(collected)
