@@ -90,6 +90,11 @@ class Table:
     def leaves(self, name: str, since: int = 0, token: str = "1") -> None:
         self.heed(self.rounds.absent(name, f"{name}/{token}/{since}", self.now))
 
+    def finishes(self, name: str) -> None:
+        """``name`` has finished the run, and stays for those who still need its messages."""
+        self.comes(name, since=ROUNDS)
+        self.leaves(name)
+
     def offers(self, name: str, round: int, data: bytes | None = None, life: int = 1, **other: Any) -> None:
         """``other``: where it is found (``place``), who signs it, or fields that say something else."""
         found_peer, found_round = other.pop("place", (name, round))

@@ -75,6 +75,15 @@ def test_a_seal_that_is_none_is_a_forgery() -> None:
             assert list(table.offers_of("b")) == [0]
 
 
+def test_a_name_is_not_taken_by_an_offer_that_is_none_of_that_name() -> None:
+    """Anybody can put a member's manifest in another's place."""
+    table = Table(is_open=True)
+    table.offers("c", 0, place=("b", 0))
+    assert table.reasons() == [("b", "wrong_sender")]
+    table.offers("b", 0)
+    assert list(table.offers_of("b")) == [0]
+
+
 def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
     table = seated()
     table.collect(0)
@@ -83,8 +92,14 @@ def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
     assert table.reasons() == [("b", "equivocation")]
     assert table.offers_of("b") == {}
     table.offers("b", 0)
-    table.offers("b", 0, b"a third", life=2)
-    assert table.offers_of("b") == {}  # neither is taken, nor any after
+    table.offers("b", 0, b"a third")
+    assert table.offers_of("b") == {}  # none of that life is taken
+    table.offers("b", 0, b"of a second life", life=2)
+    for again in (b"another", b"a third"):  # anybody can send them again
+        table.offers("b", 0, again)
+    assert table.offers_of("b")[0].incarnation == 2
+    table.poll()
+    table.serve("b", b"of a second life")
     for data, life in ((b"one thing", 1), (b"one thing", 1), (b"another", 2), (b"one thing", 1)):
         table.offers("c", 0, data, life)
     assert table.offers_of("c")[0].incarnation == 2
@@ -92,8 +107,7 @@ def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
     table.delivers("d", 0)
     table.serve("c", b"another")
     closed = table.closes()
-    assert closed.messages == {"c": b"another", "d": contents_of("d", 0)}
-    assert closed.missing == ("b",)
+    assert closed.messages == {"b": b"of a second life", "c": b"another", "d": contents_of("d", 0)}
     assert [str(r.reason) for r in closed.rejections] == ["equivocation"]
 
 

@@ -123,3 +123,14 @@ def test_a_key_that_signs_elsewhere_shows_in_a_later_life_or_in_other_words(tmp_
     assert not shows(b"other", 2, round=2), "perhaps offered here, and forgotten since"
     assert not any((shows(b"other", 3, key=stranger), shows(b"other", 3, run="1" * 32), shows(b"other", 3, peer="b")))
     assert not box.is_signed_elsewhere(b"{", manifests.seal(KEY, b"{"))
+
+
+def test_a_name_keeps_its_first_key_over_a_restart(tmp_path: Path) -> None:
+    box, path = outbox(tmp_path), tmp_path / "outbox" / "keys.json"
+    box.keep_keys()
+    assert not path.exists()
+    box.first_keys["b"] = "0" * 64
+    box.keep_keys()
+    assert outbox(tmp_path, incarnation=2).first_keys == {"b": "0" * 64}
+    path.write_text("[")
+    assert outbox(tmp_path, incarnation=2).first_keys == {}

@@ -107,10 +107,20 @@ CASES = {
         SPOILED, 10, settings={**STOP, "quorum": 1}, fails=r"missing: b \(refused\), c \(not seen yet\)"
     ),
     # those who finished before
-    "finished and left": Case(of_d(AHEAD, (4, "leaves")), 5, "d", ALL, says="without d, who finished it before"),
-    "finished and left, by an offer that it contradicts": Case(
-        of_d(AHEAD, (3.5, "equivocates on the last round"), (4, "leaves")), None, settings=ALL, says="d is gone"
+    "finished": Case(of_d(AHEAD, (4, "finishes")), 4, "d", ALL, says="without d, who finished it before"),
+    "finished, by an offer that it contradicts": Case(
+        of_d(AHEAD, (3.5, "equivocates on the last round"), (4, "finishes")), None, settings=ALL, says="d is gone"
     ),
+    "finished, and still offers the round": Case(
+        of_d(AHEAD, (3, "offers"), (4, "finishes"), (9, "delivers")), 9, settings=ALL
+    ),
+    "finished, and left before its message came": Case(
+        of_d(AHEAD, (3, "offers"), (4, "finishes"), (7, "serves no more")), 8, "d", ALL, says="who finished it before"
+    ),
+    "finished, and serves nothing": Case(
+        of_d(AHEAD, (3, "offers"), (4, "finishes")), 20.5, "d", says="closed at its deadline without d"
+    ),
+    "killed after the last round": Case(of_d(AHEAD, (4, "leaves")), None, settings=ALL, says="d is gone"),
     "beyond the round, which it no longer offers": Case(
         of_d(AHEAD, (4, "answers without this round")), 4, "d", ALL, says="without d, who finished it before"
     ),
@@ -129,6 +139,8 @@ DEEDS: dict[str, Callable[[Table, str, int], None]] = {
     "comes again": lambda table, name, round: table.comes(name, token="2"),
     "comes for round 3": lambda table, name, round: table.comes(name, since=3),
     "leaves": lambda table, name, round: table.leaves(name),
+    "finishes": lambda table, name, round: table.finishes(name),
+    "serves no more": lambda table, name, round: table.leaves(name, since=ROUNDS),
     "offers": lambda table, name, round: table.offers(name, round),
     "offers the last round": lambda table, name, round: table.offers(name, ROUNDS - 1),
     "equivocates on the last round": lambda table, name, round: table.offers(name, ROUNDS - 1, b"another"),
@@ -230,18 +242,24 @@ def test_a_waiting_peer_says_so_now_and_then_and_asks_everybody() -> None:
         ([], "d is gone"),  # silent
         (["offers"], "d is gone"),  # half-arrived
         (["delivers"], "d is gone"),
-        (["offers the last round"], "d has finished"),
-        (["offers the last round", "equivocates on the last round"], "d is gone"),
-        (["offers the last round of another's key"], "d is gone"),
-        (["offers the last round", "comes again"], None),  # by another link
+        (["offers the last round"], "d is gone"),  # killed before it had learned from that round
+        (["shows that it has finished"], "d is gone"),  # anybody can, since presence is not signed
+        (["offers the last round", "shows that it has finished"], "d has finished"),
+        (["offers the last round", "equivocates on the last round", "shows that it has finished"], "d is gone"),
+        (["offers the last round of another's key", "shows that it has finished"], "d is gone"),
+        (["offers the last round", "shows that it has finished", "comes again"], None),  # by another link
     ],
 )
-def test_who_leaves_has_finished_if_it_signed_for_the_last_round(deeds: list[str], said: str | None) -> None:
+def test_who_leaves_has_finished_if_it_says_so_and_signed_for_the_last_round(
+    deeds: list[str], said: str | None
+) -> None:
     table = seated({"quorum": 3})
     table.collect(0)
     for deed in deeds:
         if deed == "offers the last round of another's key":
             table.offers("d", ROUNDS - 1, signer="x")
+        elif deed == "shows that it has finished":
+            table.comes("d", since=ROUNDS)
         else:
             DEEDS[deed](table, "d", 0)
     before = len(table.said)
@@ -311,6 +329,26 @@ def test_a_message_may_be_so_many_rounds_late_and_no_more() -> None:
         closed = table.closes()
         late = (("d", 4 - behind, contents_of("d", 4 - behind)),)
         assert closed.late == (late if 0 < behind <= staleness else ())
+
+
+def test_the_round_at_hand_is_fetched_beside_a_late_one_that_does_not_come() -> None:
+    """A peer that was killed before it wrote its message offers contents that nobody holds."""
+    table = seated({"max_staleness": 3})
+    table.collect(0)
+    table.delivers("bc", 0)
+    table.offers("d", 0)
+    table.closes()
+    assert table.fetching() == [0]
+    for round in (1, 2):
+        table.collect(round)
+        table.delivers("bc", round)
+        table.offers("d", round, life=2)
+        table.poll()
+        assert table.fetching() == [*range(round + 1)]
+    dead = table.to_fetch.pop(0)
+    table.serve("d")
+    assert table.closes().messages.keys() == {*"bcd"}
+    assert table.rounds.wants(dead)
 
 
 def test_the_round_at_hand_is_fetched_before_a_late_one_and_one_at_a_time() -> None:
@@ -506,21 +544,26 @@ def test_presence_that_comes_and_goes_is_told_a_few_times_a_round() -> None:
 
 
 def test_a_finished_peer_stays_while_it_may_be_needed() -> None:
-    cases: list[tuple[dict[str, Any], str, str, bool]] = [
-        ({}, "bcd", "", True),
-        ({}, "bc", "d", False),
-        ({}, "bc", "", True),  # elastic: whoever comes back goes on from where the others are
-        ({"quorum": 3}, "bc", "", False),  # in lock-step it may come back for what this one holds
-        ({"quorum": 3}, "bcd", "", True),
-        ({"quorum": 3, "below_quorum": "alone"}, "", "", True),
+    cases: list[tuple[dict[str, Any], str, str, str, bool]] = [
+        ({}, "bcd", "", "", True),
+        ({}, "bc", "d", "", False),
+        ({}, "bc", "", "", True),  # elastic: whoever comes back goes on from where the others are
+        ({}, "bc", "", "d", True),
+        ({"quorum": 3}, "bc", "", "", False),  # in lock-step it may come back for what this one holds
+        ({"quorum": 3}, "bc", "", "d", False),
+        ({"quorum": 3}, "bcd", "", "", True),
+        ({"quorum": 3, "below_quorum": "alone"}, "", "", "", True),
     ]
-    for network, finished, present, leaves in cases:
-        table = Table(network)
-        table.comes(*finished, *present)
-        for name in finished:
-            table.offers(name, ROUNDS - 1)
-            table.leaves(name)
-        assert table.rounds.may_leave() == leaves
+    for network, finished, present, killed, leaves in cases:
+        for serves in (True, False):
+            table = Table(network)
+            table.comes(*finished, *present, *killed)
+            for name in finished + killed:
+                table.offers(name, ROUNDS - 1)
+                table.leaves(name) if name in killed else table.finishes(name)
+                if not serves:
+                    table.leaves(name, since=ROUNDS)
+            assert table.rounds.may_leave() == leaves
 
 
 # --- catching up ------------------------------------------------------------------------------------------------------

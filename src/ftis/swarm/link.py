@@ -2,7 +2,8 @@
 
 Keys, all under ``ftis/``::
 
-    <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on
+    <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on, or has
+                                              finished and still serves, if that is the number of rounds
     <run>/man/<peer>/<round>                  its manifest of a round, the seal as attachment
     <run>/blob/<peer>/<round>/<chunk>         256 KiB of that round's message
     facts/<recipe's name>/<peer>              its reading of the recipe, to name a difference
@@ -116,13 +117,13 @@ class NetworkExchange:
         self.recipe, self.peer, self.run, self.incarnation = recipe, peer, run, incarnation
         self.facts = dict(facts)
         self.others = tuple(p.name for p in recipe.peers if p.name != peer)
-        check = OfferCheck(run, recipe.training.rounds, roster, max_bytes, max_items)
         keep = kept_rounds(recipe)
+        self.outbox = Outbox(outbox, keep, run, peer, incarnation, key)
+        check = OfferCheck(run, recipe.training.rounds, roster, max_bytes, max_items, self.outbox.first_keys)
         self.rounds = Rounds(self.others, recipe.training.rounds, recipe.network, check, keep)
         self.share = Share.of(recipe, peer)
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
-        self.outbox = Outbox(outbox, keep, run, peer, incarnation, key)
         self.status = {} if status is None else status
         self.status |= {
             "peer": peer,
@@ -140,6 +141,7 @@ class NetworkExchange:
         self._entered = False
         self._is_alone = True
         self._token: zenoh.LivelinessToken | None = None
+        self._since: int | None = None
         self._closing = threading.Event()
 
     # --- opening and closing ----------------------------------------------------------------------
@@ -163,10 +165,12 @@ class NetworkExchange:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._token is not None:
-            self._token.undeclare()  # type: ignore[no-untyped-call]
+        last = self.recipe.training.rounds - 1
+        has_finished = kind is None and last in self.outbox.signed and not self._should_stop()
+        self._announce(last + 1 if has_finished else None)
         if kind is None:
             self._linger()
+        self._announce(None)
         self._closing.set()
         for declared in self._declared:
             declared.undeclare()  # type: ignore[no-untyped-call]
@@ -305,10 +309,14 @@ class NetworkExchange:
                 case Closed():
                     pass  # collect's to return
 
-    def _announce(self, round: int) -> None:
-        before = self._token
-        key = f"ftis/{self.run}/live/{self.peer}/{self.incarnation}/{round}"
-        self._token = self.session.liveliness().declare_token(key)
+    def _announce(self, round: int | None) -> None:
+        """Declare that this peer takes part from ``round`` on, instead of what it declared before; None: it leaves."""
+        if round == self._since:
+            return
+        before, self._token, self._since = self._token, None, round
+        if round is not None:
+            key = f"ftis/{self.run}/live/{self.peer}/{self.incarnation}/{round}"
+            self._token = self.session.liveliness().declare_token(key)
         if before is not None:
             before.undeclare()  # type: ignore[no-untyped-call]
 
@@ -400,6 +408,7 @@ class NetworkExchange:
             return
         with self.changed:
             decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal, time.monotonic())
+            self.outbox.keep_keys()
         self._tell()
         self._carry_out(decisions)
 

@@ -16,11 +16,13 @@ class Refusal:
 
     Attributes:
         round: the round for which the peer can no longer deliver; None if it did not sign the fault itself.
+        incarnation: the life in which it signed the fault. A later one may offer for that round again.
     """
 
     reason: Reason
     detail: str
     round: int | None = None
+    incarnation: int = 0
 
 
 @dataclass
@@ -33,7 +35,7 @@ class OfferCheck:
         roster: public keys by peer. None means an open swarm: the first key to sign for a name keeps it.
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
-        first_keys: in an open swarm, the key that each name belongs to by now.
+        first_keys: in an open swarm, the key that each name belongs to by now. A restarted peer gives those of before.
     """
 
     run: str
@@ -64,12 +66,14 @@ class OfferCheck:
         if (offer.peer, offer.round, offer.run) != (peer, round, self.run):
             found = f"{offer.peer!r} for round {offer.round + 1} of run {offer.run}"
             return Refusal(Reason.WRONG_SENDER, f"a manifest of {found} in the place of {peer!r}, round {round + 1}")
+        if self.roster is None:
+            self.first_keys.setdefault(peer, manifests.unseal(seal)[0])
         if offer.round >= self.rounds:
             detail = f"a manifest for round {offer.round + 1}, the run has {self.rounds} rounds"
             return Refusal(Reason.WRONG_ROUND, detail)
         if offer.size > self.max_bytes or len(offer.items) > self.max_items:
             detail = f"{offer.size} bytes and {len(offer.items)} groups, at most {self.max_bytes} and {self.max_items}"
-            return Refusal(Reason.OVER_BUDGET, detail, offer.round)
+            return Refusal(Reason.OVER_BUDGET, detail, offer.round, offer.incarnation)
         return offer
 
     def _signed_by(self, peer: str, document: bytes, seal: bytes) -> bool:
@@ -78,4 +82,4 @@ class OfferCheck:
             return False
         if self.roster is not None:
             return self.roster.get(peer) == public
-        return self.first_keys.setdefault(peer, public) == public
+        return self.first_keys.get(peer, public) == public

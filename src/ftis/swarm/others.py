@@ -13,14 +13,17 @@ class Other:
 
     Attributes:
         presence: sign of presence -> the round from which on the peer takes part.
-        gone_since: when the last of those signs went away.
+        serving: signs that it has finished the run, and stays for those who still need its messages.
+        gone_since: when the last of all those signs went away.
         met: whether it was ever present.
-        refused: rounds whose offer contradicts another one that it signed too, or cannot be fetched at all.
+        done: whether it ever showed a sign that it has finished.
+        refused: rounds whose offer contradicts another one that it signed too, or cannot be fetched at all, and its
+            life then. A later life may offer again.
         corrupt: rounds for which other contents than those signed for came. They are asked for again, since anybody
             may have sent them.
         taken: rounds whose contents were handed on.
         offers_only: rounds for which its offer suffices.
-        fetching: the round being fetched.
+        fetching: the rounds being fetched.
         answered: the rounds that it offered when it was last asked.
         comings: how often it came or went since the last round that was closed.
         newest: the latest round for which it signed an offer.
@@ -28,15 +31,17 @@ class Other:
     """
 
     presence: dict[str, int] = field(default_factory=dict)
+    serving: set[str] = field(default_factory=set)
     gone_since: float | None = None
     met: bool = False
+    done: bool = False
     offers: dict[int, Manifest] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
+    refused: dict[int, int] = field(default_factory=dict)
     corrupt: set[int] = field(default_factory=set)
     contents: dict[int, bytes] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
     offers_only: set[int] = field(default_factory=set)
-    fetching: int | None = None
+    fetching: set[int] = field(default_factory=set)
     answered: frozenset[int] = frozenset()
     comings: int = 0
     newest: int = -1
@@ -60,12 +65,20 @@ class Other:
         return beyond and round not in self.offers and round not in self.answered
 
     def has_finished(self, last_round: int) -> bool:
-        """Whether it left after the run's last round: it signed an offer for that round, and the offer stands."""
-        return self.met and not self.live and self.newest == last_round and last_round not in self.refused
+        """Whether it has finished the run: it says so, and signed an offer for the last round, and the offer stands.
+
+        One that was killed after that offer says nothing, and comes back for the others' messages.
+        """
+        stands = self.newest == last_round and last_round not in self.refused
+        return self.done and not self.live and stands
+
+    def serves(self, round: int) -> bool:
+        """Whether it has finished, and still offers its message of ``round``."""
+        return bool(self.serving) and round in self.offers
 
     def state(self, round: int) -> str:
         """How it stands with ``round``, for people."""
-        if round in self.refused | self.corrupt:
+        if round in self.refused or round in self.corrupt:
             return "refused"
         if round in self.offers:
             return "being fetched"
@@ -75,5 +88,6 @@ class Other:
 
     def forget_before(self, round: int) -> None:
         self.offers = {place: offer for place, offer in self.offers.items() if place >= round}
-        for rounds in (self.refused, self.corrupt, self.taken, self.offers_only):
+        self.refused = {place: life for place, life in self.refused.items() if place >= round}
+        for rounds in (self.corrupt, self.taken, self.offers_only):
             rounds -= {place for place in rounds if place < round}

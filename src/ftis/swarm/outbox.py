@@ -1,7 +1,8 @@
 """A peer's own messages as files. A peer that was killed offers the same messages again.
 
 ``<directory>/<round>.ftis`` holds the message of a round, and ``prompts.json`` the number of prompts of each, if that
-depends on the clock. The caller decides when to write; nothing here locks.
+depends on the clock. ``keys.json`` holds the others' keys in an open swarm.
+The caller decides when to write; nothing here locks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ftis.records.lines import RecordsError
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 
+KEYS = "keys.json"
+
 
 @dataclass
 class Outbox:
@@ -26,6 +29,7 @@ class Outbox:
         keep: rounds for which a message stays on offer.
         incarnation: how often the peer has been started.
         signed: per round on offer, its manifest and the seal.
+        first_keys: in an open swarm, the key that each name belongs to. A broken file counts as none.
     """
 
     directory: Path
@@ -36,6 +40,12 @@ class Outbox:
     key: Ed25519PrivateKey
     signed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     _newest: tuple[int, bytes] = (-1, b"")
+
+    def __post_init__(self) -> None:
+        self.first_keys: dict[str, str] = {}
+        with contextlib.suppress(RecordsError):
+            self.first_keys = {name: str(key) for name, key in read_json(self.directory / KEYS).items()}
+        self._kept = len(self.first_keys)
 
     def offer(self, round: int, data: bytes, items: tuple[int, ...] = (), milliseconds: int = 0) -> tuple[bytes, bytes]:
         """Put ``data`` on offer, from memory until :meth:`write` was called; its manifest and the seal.
@@ -68,6 +78,13 @@ class Outbox:
             known = {old: n for old, n in known.items() if round - self.keep <= old} | {round: count}
             write_json(path, known)
         return known[round]
+
+    def keep_keys(self) -> None:
+        """Keep :attr:`first_keys` for the next start of this peer, if there are more by now."""
+        if len(self.first_keys) > self._kept:
+            self._kept = len(self.first_keys)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_json(self.directory / KEYS, self.first_keys)
 
     def offer_again(self, round: int) -> None:
         """Offer the rounds before ``round`` again, after a restart. Later ones may come out otherwise: drop them."""

@@ -211,14 +211,22 @@ class Rounds:
     # --- heard from the others ------------------------------------------------------------------------
 
     def present(self, peer: str, token: str, round: int) -> list[Decision]:
-        """``peer`` declares, by the sign ``token``, that it takes part from ``round`` on."""
+        """``peer`` declares, by the sign ``token``, that it takes part from ``round`` on.
+
+        From the round after the last one on: it has finished, and stays for those who still need its messages.
+        """
         other = self._others.get(peer)
         if other is None:
             return []
+        other.met, other.gone_since = True, None
+        if round > self._last_round:
+            other.done = True
+            if len(other.serving) < MAX_TOKENS:
+                other.serving.add(token)
+            return [Ask(peer)]
         came = not other.live
         if len(other.presence) < MAX_TOKENS:
             other.presence[token] = round
-        other.met, other.gone_since = True, None
         return [*(self._came_or_went(other, "joined", f"{peer} is there") if came else []), Ask(peer)]
 
     def absent(self, peer: str, token: str, now: float) -> list[Decision]:
@@ -228,9 +236,11 @@ class Rounds:
             return []
         was_live = other.live
         other.presence.pop(token, None)
+        other.serving.discard(token)
         if other.live:
             return [Ask(peer)]
-        other.gone_since = now
+        if not other.serving:
+            other.gone_since = now
         if not was_live:
             return []
         if other.has_finished(self._last_round):
@@ -259,18 +269,21 @@ class Rounds:
             del other.offers[round]
             other.contents.pop(round, None)
             detail = f"two different offers for round {round + 1}"
-            return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round))
+            return self._refuse(peer, Refusal(Reason.EQUIVOCATION, detail, round, offer.incarnation))
         if round > other.newest:
             other.newest, other.milliseconds = round, offer.milliseconds
         if is_news := self._is_news(other, offer, known):
             other.offers[round] = offer
+            other.refused.pop(round, None)
             self._pace.heard.setdefault((peer, round), now)
         if is_news or round < self._oldest:
             self._changes += self._pace.offered(peer, round, now, not is_news).items()
         return []
 
     def _is_news(self, other: Other, offer: Manifest, known: Manifest | None) -> bool:
-        if offer.round < self._oldest or offer.round in other.taken | other.refused:
+        if offer.round < self._oldest or offer.round in other.taken:
+            return False
+        if offer.incarnation <= other.refused.get(offer.round, -1):
             return False
         if known is not None:
             return offer.incarnation > known.incarnation and offer.contents != known.contents
@@ -289,7 +302,8 @@ class Rounds:
 
     def _refuse(self, peer: str, refusal: Refusal) -> list[Decision]:
         if refusal.round is not None:
-            self._others[peer].refused.add(refusal.round)
+            refused = self._others[peer].refused
+            refused[refusal.round] = max(refusal.incarnation, refused.get(refusal.round, 0))
         self._reject(peer, refusal.reason, refusal.detail)
         text = NOTICES.get(refusal.reason)
         if text is None or (peer, refusal.reason) in self._notified:
@@ -338,7 +352,7 @@ class Rounds:
         """A fetch has ended, with all chunks or without."""
         offer, contents = assembly.offer, assembly.contents()
         other = self._others[offer.peer]
-        other.fetching = None
+        other.fetching.discard(offer.round)
         if contents is not None and other.offers.get(offer.round) == offer:
             other.contents[offer.round] = contents
             self._changes += self._pace.came_later(offer.peer, offer.round).items()
@@ -385,20 +399,20 @@ class Rounds:
         return self._awaited.round - self.settings.max_staleness
 
     def _fetches(self) -> list[Decision]:
-        """One fetch at a time per peer, this round's before late ones."""
+        """One fetch at a time per peer, this round's before late ones and beside one that is under way."""
         oldest = max(self._oldest, self._first_round)
         fetches: list[Decision] = []
         for name in self._awaited.wanted:
             other = self._others[name]
-            done = other.contents.keys() | other.taken | other.refused | other.offers_only
+            done = other.contents.keys() | other.taken | other.refused.keys() | other.offers_only
             due = [
                 of_round
                 for of_round in other.offers
                 if oldest <= of_round <= self._awaited.round and of_round not in done
             ]
             self._pace.asked.update((name, of_round) for of_round in due)
-            if due and other.fetching is None:
-                other.fetching = max(due)
+            if due and (not other.fetching or max(due) == self._awaited.round) and max(due) not in other.fetching:
+                other.fetching.add(max(due))
                 fetches.append(Fetch(other.offers[max(due)]))
         return fetches
 
@@ -465,7 +479,7 @@ class Rounds:
         Its offer may still be known although nobody holds the contents any more, as after this peer was asleep.
         """
         far = not self.lock_step and other.newest > self._awaited.round + self.settings.max_staleness
-        return far or other.has_finished(self._last_round)
+        return far or (other.has_finished(self._last_round) and not other.serves(self._awaited.round))
 
     def _waits_below_quorum(self, delivered: int, undelivered: list[str], now: float) -> bool:
         """Whether the round stays open below the quorum, or goes on without the others."""
@@ -493,6 +507,8 @@ class Rounds:
             return False
         if other.live:
             return min(other.presence.values()) <= round
+        if other.serves(round):
+            return True
         return other.gone_since is not None and now - other.gone_since < GRACE_SECONDS
 
     def _take(self) -> Collected:
@@ -530,11 +546,14 @@ class Rounds:
         """The remedy for peers without a sign; empty if all are present."""
         unseen = [name for name in names if not (self._others[name].met or name in self._mismatches)]
         gone = [name for name in names if self._others[name].gone_since is not None]
+        twice = [name for name in names if self._awaited.round in self._others[name].refused]
         text = ""
         if unseen:
             text += f"; start {', '.join(unseen)}, or check on both sides who listens and connects where"
         if gone:
             text += f"; start {', '.join(gone)} again there with --resume, or mend the connection"
+        if twice:
+            text += f"; run {', '.join(twice)} in one place only, and start it again there with --resume"
         return text
 
     def _state(self, name: str, now: float | None = None) -> str:
