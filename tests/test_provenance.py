@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from ftis.config import Recipe
 from ftis.prompts import Task
-from ftis.recipe.arms import RunError
+from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import parse
 from ftis.records.files import InUseError, locked
 from ftis.records.plan import read_plan, read_provenance
 from ftis.run.provenance import claim, delete_run
+from ftis.run.runs import _check_nothing_is_lost
 from ftis.tasks.problems import make_task
 
 ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
@@ -56,24 +58,39 @@ def test_the_same_recipe_goes_on_and_changes_nothing(begun: Path) -> None:
         ("peers", {"cuda_graphs": False}, False),
         ("network", {"deadline": 1.0}, False),
         ("training", {"rounds": 4}, True),
+        ("honesty", {"action": "warn"}, True),
+        ("experiment", {"baselines": ["F-TIS"]}, True),
         ("training", {"rounds": 2, "eval_every": 1, "save_every": 7, "save_total_limit": 3}, True),
         ("arms", {"set": {"training.rounds": 4}}, True),
     ],
 )
-def test_some_keys_may_change_and_those_of_training_are_noted(
+def test_some_keys_may_change_and_those_that_a_run_goes_by_are_noted(
     section: str, keys: dict[str, Any], noted: bool, begun: Path
 ) -> None:
     document, recorded = json.loads(recipe(ALONE, TOGETHER).model_dump_json()), read_provenance(begun)
     for table in document[section] if isinstance(document[section], list) else [document[section]]:
         table |= keys
     said = claim(begun, True, parse(document))
-    assert all(key in said for key in keys if section == "training")
+    assert not noted or all(key in said for key in keys)
     now = read_provenance(begun)
     changed = [len(later["changed"]) for later in now.pop("continued", [])]
     assert changed == ([len(keys) * (2 if section == "arms" else 1)] if noted else [])
     assert now == recorded
     assert read_plan(begun).recipe == (parse(document) if noted else recipe(ALONE, TOGETHER))
     assert claim(begun, True, parse(document)) == f"goes on in {begun}"
+
+
+@pytest.mark.parametrize("finished", [7, 10, 11])
+def test_rounds_before_a_first_checkpoint_are_counted_by_the_longest_save_every(finished: int, begun: Path) -> None:
+    rows = "".join(f'{{"step": {step}}}\n' for step in range(1, finished + 1))
+    (begun / "alone" / "a" / "evaluations.jsonl").write_text("", encoding="utf-8")
+    (begun / "alone" / "a" / "metrics.jsonl").write_text(rows, encoding="utf-8")
+    for keys in ({"training": {"save_every": 1}}, {"arms": [ALONE | {"set": {"training.save_every": 2}}, TOGETHER]}):
+        changed = parse({**json.loads(recipe(ALONE, TOGETHER).model_dump_json()), **keys})
+        claim(begun, True, changed)
+        swarm = arms_of(changed)[0].swarms[0]
+        with pytest.raises(RunError, match="11 finished rounds") if finished > 10 else nullcontext():
+            _check_nothing_is_lost(begun / "alone", swarm)
 
 
 def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
@@ -100,6 +117,21 @@ def test_a_run_is_deleted_unless_something_trains_in_it(begun: Path, lock: str) 
     begun.mkdir()
     delete_run(begun)  # no run: what somebody else keeps there stays
     assert begun.exists()
+
+
+def test_another_recipe_takes_no_directory_in_which_one_trains(begun: Path, tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh"
+    claim(fresh, False, recipe(ALONE))
+    for run, other in ((fresh, recipe(TOGETHER)), (begun, recipe(ALONE, TOGETHER, rounds=9))):
+        before, lock = (run / "recipe.json").read_bytes(), run / "alone" / ".lock@a"
+        with locked(lock, 0):
+            for resume in (run == begun, True):
+                with pytest.raises(InUseError, match="another name"):
+                    claim(run, resume, other)
+            claim(run, True, read_plan(run).recipe)  # another swarm of the same run
+            assert (run / "recipe.json").read_bytes() == before
+            claim(run, True, other, held=[lock])
+        assert read_plan(run).recipe == other
 
 
 def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:

@@ -84,7 +84,12 @@ def write_run(directory: Path, provenance: Mapping[str, Any], recipe: Recipe | N
     """Write a run's documents; by default the recipe that is there stays. A run without a recipe has not begun."""
     write_json(directory / PROVENANCE, provenance)
     if recipe is not None:
-        write_whole(directory / RECIPE, recipe.model_dump_json(indent=1) + "\n")
+        write_whole(directory / RECIPE, recipe_text(recipe))
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as a run records it."""
+    return recipe.model_dump_json(indent=1) + "\n"
 
 
 def write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int], provenance: Mapping[str, Any]) -> None:

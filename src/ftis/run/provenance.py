@@ -14,7 +14,7 @@ import importlib.util
 import json
 import platform
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,8 +28,8 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError, arms_of
-from ftis.records.files import locked, saved_steps, timestamp
-from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, write_run
+from ftis.records.files import InUseError, locked, saved_steps, timestamp
+from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, recipe_text, write_run
 from ftis.tasks.problems import excerpt
 from ftis.version import VERSION, commit
 
@@ -44,6 +44,8 @@ FREE_ON_RESUME = (
 )
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
 sets the honesty test's threshold; no other changes the numbers of honest peers."""
+NOTED = ("training.", "honesty.", "experiment.")
+"""The beginnings of keys that a run and its pages go by. A change of one is recorded, and the run's recipe has it."""
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
@@ -126,33 +128,47 @@ def claim(
     trains: bool = True,
     tasks: Sequence[Task] = (),
     joined: str | None = None,
+    held: Collection[Path] = (),
 ) -> str:
     """Make the run directory, or check that an earlier run of the same recipe can go on in it.
 
     The recipe may have arms that the earlier run had not: they are added to the run.
 
     Returns:
-        a line that an earlier run goes on, with the differences from before; "" for a new one. Another ``[training]``
-        is written to the run's recipe and provenance.
+        a line that an earlier run goes on, with the differences from before; "" for a new one. Another value of
+        :data:`NOTED` is written to the run's recipe and provenance.
 
     Args:
         records: the files of a run that has begun; without any there is nothing to lose.
         trains: whether rounds follow. Then other code or another machine than before is noted.
         tasks: of the recipe, whose problems must be those that the run began with.
         joined: the one peer that trains here, if the others are on their own machines.
+        held: locks in the directory that the caller holds.
 
     Raises:
         RunError: as :func:`may_claim`.
+        InUseError: another recipe trains there without records yet, or this one with other values of :data:`NOTED`.
     """
     differences = may_claim(directory, resume, recipe, records, tasks=tasks)
     if differences is None:
         directory.mkdir(parents=True, exist_ok=True)
         about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
-        with locked(directory / ".lock", LOCK_SECONDS):
+        with locked(directory / ".lock", LOCK_SECONDS), contextlib.ExitStack() as locks:
+            if (directory / RECIPE).exists():
+                same = (directory / RECIPE).read_text(encoding="utf-8") == recipe_text(recipe)
+                if same and read_provenance(directory) | {"started": about["started"]} == about:
+                    return ""
+                try:
+                    locks.enter_context(_unused(directory, held))
+                except InUseError:
+                    if not same:
+                        raise
+                    return ""  # another swarm of this run trains already
             write_run(directory, about, recipe)
         return ""
     (added, changed), now = differences, provenance(recipe)
-    others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
+    with _unused(directory, held) if changed else contextlib.nullcontext():  # who trains has the earlier values
+        others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
     longer = f"; {_shown(changed)}" if changed else ""
     since = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
     return f"goes on in {directory}{longer}{since}"
@@ -165,8 +181,13 @@ def may_claim(
     records: str = "*/*/evaluations.jsonl",
     *,
     tasks: Sequence[Task] = (),
+    back_to: int | None = None,
+    only: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, tuple[Any, Any]]] | None:
     """Refuse as :func:`claim` does, and write nothing. The arguments are the same.
+
+    Args:
+        back_to, only: the run is about to go back to this step, in these arms or in all.
 
     Returns:
         as :func:`require_same_recipe`; None if no run is there.
@@ -183,15 +204,17 @@ def may_claim(
             f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
         )
     differences = require_same_recipe(directory, recipe)
-    _check_rounds(directory, recipe)
+    _check_rounds(directory, recipe, back_to, only)
     _check_problems(directory, tasks)
     return differences
 
 
-def _check_rounds(directory: Path, recipe: Recipe) -> None:
-    """Refuse fewer rounds than an arm has finished."""
+def _check_rounds(directory: Path, recipe: Recipe, back_to: int | None, only: Sequence[str]) -> None:
+    """Refuse fewer rounds than an arm has finished, once it has gone back."""
     for arm in arms_of(recipe):
         finished = max((step for peer in (directory / arm.name).glob("*/") for step in saved_steps(peer)), default=0)
+        if back_to is not None and (not only or arm.name in only):
+            finished = min(finished, back_to)
         if finished > (rounds := arm.recipe.training.rounds):
             raise RunError(
                 f"training.rounds = {rounds}, but arm {arm.name} in {directory} has finished {finished} rounds: give "
@@ -215,6 +238,14 @@ def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
         )
 
 
+def longest_unsaved(directory: Path, arm: str, save_every: int) -> int:
+    """The most rounds that an arm of a run has had between two checkpoints: ``save_every``, or a number before it."""
+    keys = ("training.save_every", f"arms.{arm}.set.training.save_every")
+    changes = [later.get("changed", {}) for later in provenances(directory)]
+    before = [n for change in changes for key in keys for n in change.get(key, ()) if isinstance(n, int)]
+    return max([save_every, *before])
+
+
 def delete_run(directory: Path) -> None:
     """Remove an earlier run, unless something still trains in it.
 
@@ -223,10 +254,21 @@ def delete_run(directory: Path) -> None:
     """
     if not (directory / RECIPE).exists():
         return
-    with contextlib.ExitStack() as held:
-        for lock in directory.glob("*/.lock*"):
-            held.enter_context(locked(lock, 0))
+    with _unused(directory):
         shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def _unused(directory: Path, held: Collection[Path] = ()) -> Iterator[None]:
+    """Hold the locks of all swarms of a run, except for those that are ``held``.
+
+    Raises:
+        InUseError: another process trains a swarm.
+    """
+    with contextlib.ExitStack() as locks:
+        for lock in {*directory.glob("*/.lock*")}.difference(held):
+            locks.enter_context(locked(lock, 0, "wait for it, stop it, or take another name or output_dir"))
+        yield
 
 
 def _note_continuation(
@@ -268,7 +310,7 @@ def require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], dic
     """Refuse another recipe than that of the run in a directory, except for added arms and :data:`FREE_ON_RESUME`.
 
     Returns:
-        the names of those arms, and the keys of ``[training]`` that differ, with both values.
+        the names of those arms, and the keys of :data:`NOTED` that differ, with both values.
 
     Raises:
         RunError: they differ elsewhere.
@@ -290,7 +332,7 @@ def require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], dic
             f"it was started with, add arms only or change one of {', '.join(FREE_ON_RESUME)}, choose another "
             f"output_dir (--output-dir of ftis demo), or delete it"
         )
-    return added, {key: values for key, values in free.items() if _of_arm(key).startswith("training.")}
+    return added, {key: values for key, values in free.items() if _of_arm(key).startswith(NOTED)}
 
 
 def _shown(differing: Mapping[str, tuple[Any, Any]]) -> str:

@@ -44,7 +44,7 @@ from ftis.run.processes import (
     runs_in_parallel,
     shared_bases,
 )
-from ftis.run.provenance import LOCK_SECONDS, claim, delete_run
+from ftis.run.provenance import LOCK_SECONDS, claim, delete_run, longest_unsaved, may_claim
 from ftis.run.together import Rounds, Turns, in_turns
 from ftis.run.training import Trainer
 from ftis.run.workers import Job, Stop, interrupts, run_jobs
@@ -107,15 +107,17 @@ def run(
         if overwrite:
             delete_run(directory)
         elif not resume:
-            for lock in (swarm_lock(directory / arm.name, swarm) for arm in arms for swarm in arm.swarms):
+            for lock in (lock for arm in arms for lock in swarm_locks(directory, arm)):
                 if lock.exists():  # "under way" tells more than "exists"
                     with locked(lock, 0):
                         pass
-        goes_on = claim(directory, resume, recipe, tasks=tasks)
-        if not peer:  # an experiment has said so for its jobs
-            say(Planned((goes_on or f"a new run in {directory}",)))
+        may_claim(directory, resume, recipe, tasks=tasks)  # refuses before a lock makes a directory
         for arm in arms:
             with _locked(directory, arm):
+                if arm is arms[0]:  # held already, so that no other recipe takes the directory from now on
+                    goes_on = claim(directory, resume, recipe, tasks=tasks, held=swarm_locks(directory, arm))
+                    if not peer:  # an experiment has said so for its jobs
+                        say(Planned((goes_on or f"a new run in {directory}",)))
                 if not _run_arm(directory, arm, placed(say, arm=arm.name), stop):
                     return False
     except OSError as error:
@@ -291,10 +293,11 @@ def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
     Raises:
         RunError: somebody deleted its checkpoints.
     """
+    first = longest_unsaved(directory.parent, directory.name, swarm.training.save_every)
     for peer in swarm.peers:
         path = directory / peer.name
         finished = PeerRun.read(path).step
-        if finished > swarm.training.save_every and not saved_steps(path):
+        if finished > first and not saved_steps(path):
             raise RunError(
                 f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "
                 f"records be lost: put the checkpoint back, move the records of the whole swarm elsewhere, or start "
@@ -324,9 +327,18 @@ def repeats(directory: Path, swarm: Recipe, step: int) -> str:
 def _locked(directory: Path, arm: Arm) -> Iterator[None]:
     """Hold an arm, or a part of it: a lock per swarm, so that others can be run meanwhile."""
     with ExitStack() as held:
-        for swarm in arm.swarms:
-            held.enter_context(locked(swarm_lock(directory / arm.name, swarm), 0))
+        for lock in swarm_locks(directory, arm):
+            held.enter_context(locked(lock, 0))
         yield
+
+
+def swarm_locks(directory: Path, arm: Arm) -> list[Path]:
+    """The locks of an arm's swarms, or of those of a part of it.
+
+    Args:
+        directory: of the run.
+    """
+    return [swarm_lock(directory / arm.name, swarm) for swarm in arm.swarms]
 
 
 def swarm_lock(directory: Path, swarm: Recipe) -> Path:
