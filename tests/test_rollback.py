@@ -135,6 +135,9 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
         (["--resume", "2", "--arm", "x"], 1, ["'x'", "alone, F-TIS"]),
         (["--resume", "2", "--set", "seed=3"], 1, ["neither a run"]),
         (["--resume", "2", "--set", "sampling.temperature=0.5"], 1, ["sampling.temperature"]),
+        (["--resume", "2", "--set", "training.rounds=1"], 1, ["training.rounds = 1"]),
+        (["--resume", "2", "--set", "training.rounds=2", "--arm", "alone"], 1, ["arm F-TIS"]),
+        (["--resume", "2", "--set", "task.seed=3"], 1, ["task.seed"]),
         (["--resume=x"], 2, ["'x'"]),
         (["--resume", "2", "--overwrite"], 2, ["--overwrite"]),
         (["--resume", "2", "--seeds", "2"], 2, ["recipe.json"]),
@@ -142,6 +145,11 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
         assert ftis("train", "recipe.toml", *arguments) == code, arguments
         said = capsys.readouterr().err
         assert all(word in said for word in words), said
+    recorded = read_provenance(run)
+    write_run(run, {**recorded, "problems": ["0" * 64]})
+    assert ftis("train", "recipe.toml", "--resume", "2") == 1
+    write_run(run, recorded)
+    assert files_of(run) == before
     with locked(swarm_lock(run / "F-TIS", recipe_of("a", "b")), 0):
         with pytest.raises(InUseError):
             roll_back(run, 2, ["F-TIS"])

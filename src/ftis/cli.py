@@ -22,7 +22,6 @@ from ftis.cli_options import (
     CHECKING,
     LOADING,
     MEASURING,
-    NEWEST,
     DryRun,
     Overrides,
     Overwrite,
@@ -35,6 +34,7 @@ from ftis.cli_options import (
     console,
     errors,
     go_back,
+    step_of,
 )
 from ftis.config import (
     FtisError,
@@ -265,7 +265,7 @@ def train(
     arms = tuple(arm or ())
     check_resume(resume, overwrite)
     if seeds is not None:
-        if overwrite or resume not in (None, NEWEST):
+        if overwrite or step_of(resume) is not None:
             raise typer.BadParameter(
                 "--seeds goes on by itself: go back in one of its runs by that run's recipe.json, as in ftis train "
                 "runs/demo/demo-seed0/recipe.json --resume 20; begin anew by another --set name=…"
@@ -281,11 +281,14 @@ def train(
     directory = run_directory(loaded)
     if dry_run:
         _print_plan(loaded, arms)
-    if resume not in (None, NEWEST):
-        from ftis.run.provenance import require_same_recipe
+    if (step := step_of(resume)) is not None:
+        with busy(CHECKING):
+            from ftis.run.prepare import check_to_train
+            from ftis.run.provenance import may_claim
 
-        require_same_recipe(directory, loaded)
-        go_back(directory, resume, arms, dry_run)
+            tasks = check_to_train(arms_of(loaded, arms)).tasks
+            may_claim(directory, True, loaded, tasks=tasks, back_to=step, only=arms)
+        go_back(directory, step, arms, dry_run)
     if dry_run:
         return
     if resume and not directory.exists():

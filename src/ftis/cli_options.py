@@ -77,13 +77,18 @@ Resume = Annotated[
 ]
 
 
-def go_back(directory: Path, resume: str | None, arms: tuple[str, ...], dry_run: bool = False) -> None:
-    """Undo the rounds after the step that ``--resume`` names, if it names one, and print the removed files."""
+def step_of(resume: str | None) -> int | None:
+    """The step that ``--resume`` names, if it names one."""
+    return None if resume in (None, NEWEST) else int(resume)
+
+
+def go_back(directory: Path, step: int | None, arms: tuple[str, ...], dry_run: bool = False) -> None:
+    """Undo the rounds after ``step``, if there is one, and print the removed files."""
     from ftis.run.rollback import roll_back
 
-    if resume is None or resume == NEWEST:
+    if step is None:
         return
-    rollback = roll_back(directory, int(resume), arms, dry_run=dry_run)
+    rollback = roll_back(directory, step, arms, dry_run=dry_run)
     for line in [*rollback.lines(), *(f"would delete {path}" for path in rollback.removed() if dry_run)]:
         console.print(line)
 

@@ -12,7 +12,6 @@ from ftis.cli_options import (
     CHECKING,
     LOADING,
     MEASURING,
-    NEWEST,
     DryRun,
     Overrides,
     Overwrite,
@@ -22,6 +21,7 @@ from ftis.cli_options import (
     conclude,
     console,
     go_back,
+    step_of,
 )
 from ftis.config import NetworkConfig
 from ftis.recipe.arms import arms_of
@@ -74,25 +74,20 @@ def join(
         from ftis import library
         from ftis.check.estimate import estimate
         from ftis.check.plan import compared, to_join
-        from ftis.records.reading import read_run
-        from ftis.run.join import choose_arm, guarded, peer_directory, ready
-        from ftis.run.provenance import require_same_recipe
+        from ftis.run.join import ready
         from ftis.view.progress import Display
 
-    if resume and resume != NEWEST:
-        directory = peer_directory(loaded, peer)
-        arm_name, swarm = choose_arm(loaded, peer, arm)
-        threads = read_run(directory).recipe.threads  # joining settles threads and the guard
-        require_same_recipe(directory, guarded(swarm).model_copy(update={"threads": threads}))
-        go_back(directory, resume, (arm_name,), dry_run)
-    if dry_run:
-        with busy(CHECKING) as doing:
-            able = ready(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite)
-            doing(MEASURING)
-            lines = [*to_join(able), *estimate(able.own.arms), *compared(able)]
-        for line in lines:
-            console.print(line)
-        return
+    step = step_of(resume)
+    if dry_run or step is not None:
+        with busy(CHECKING):
+            able = ready(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, back_to=step)
+        go_back(able.directory, step, (able.arm,), dry_run)
+        if dry_run:
+            with busy(MEASURING):
+                lines = [*to_join(able), *estimate(able.own.arms), *compared(able)]
+            for line in lines:
+                console.print(line)
+            return
     display = Display(console)
     with display.live():
         display(Planned((CHECKING,)))

@@ -109,8 +109,19 @@ class Ready(NamedTuple):
         return self.own.arms[0].recipe
 
 
-def ready(recipe: Recipe, name: str, *, arm: str | None = None, resume: bool = False, overwrite: bool = False) -> Ready:
+def ready(
+    recipe: Recipe,
+    name: str,
+    *,
+    arm: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    back_to: int | None = None,
+) -> Ready:
     """Refuse as :func:`join` does before it connects, and write nothing. The arguments are the same.
+
+    Args:
+        back_to: the step to which the run is about to go back.
 
     Raises:
         FtisError: something is wrong with the recipe, the model, the keys, the endpoints or the run directory.
@@ -130,7 +141,7 @@ def ready(recipe: Recipe, name: str, *, arm: str | None = None, resume: bool = F
         with locked(lock, 0):
             pass
     if not overwrite:
-        may_claim(directory, resume, swarm, tasks=own.tasks)
+        may_claim(directory, resume, swarm, tasks=own.tasks, back_to=back_to, only=(arm_name,))
     return Ready(arm_name, swarm, own, directory)
 
 
