@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import textwrap
@@ -17,7 +16,15 @@ from hypothesis import strategies as st
 
 from ftis.config import FtisError, PromptConfig, RecipeError, RewardConfig
 from ftis.prompts import AnswerKind
-from ftis.rewards.scoring import RewardError, Scorer, WeightedScorer, load_scorer, parts_of, require_columns
+from ftis.rewards.scoring import (
+    LARGEST_REWARD,
+    RewardError,
+    Scorer,
+    WeightedScorer,
+    load_scorer,
+    parts_of,
+    require_columns,
+)
 from ftis.rollouts import Prompt
 
 RIGHT = "<think>2+2 is 4</think><answer>4</answer>"
@@ -168,15 +175,18 @@ def test_nonsense_returned_is_an_error_that_names_the_function() -> None:
 
 
 @settings(max_examples=50)
-@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=4))
-def test_only_finite_numbers_pass(values: list[float]) -> None:
+@given(st.lists(st.floats() | st.floats(-LARGEST_REWARD, LARGEST_REWARD), min_size=1, max_size=4))
+def test_only_numbers_pass_whose_squares_add_up(values: list[float]) -> None:
     score = Scorer(lambda **_: values, "f")
     completions, ids = ["x"] * len(values), [[0]] * len(values)
-    if all(map(math.isfinite, values)):
-        assert score(PROMPT, completions, ids) == tuple(values)
-    else:
-        with pytest.raises(RewardError, match="finite"):
-            score(PROMPT, completions, ids)
+    for weight, scorer in ((1.0, score), (1e3, WeightedScorer([score], [1e3]))):
+        sums = tuple(weight * value for value in values)
+        if all(abs(value) <= LARGEST_REWARD for value in (*values, *sums)):
+            assert scorer(PROMPT, completions, ids) == sums
+            assert np.isfinite(np.sum(np.square(np.array(sums * 100_000, np.float32))))
+        else:
+            with pytest.raises(RewardError, match="finite"):
+                scorer(PROMPT, completions, ids)
 
 
 def test_an_argument_that_no_column_gives_is_refused() -> None:

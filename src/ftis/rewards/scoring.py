@@ -30,6 +30,10 @@ RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answe
 """Arguments of every reward function. A data set's column of the same name does not replace one."""
 
 
+LARGEST_REWARD = 1e9
+"""The largest size of a reward, and of a weighted sum. The squares of a round's rewards then add up within float32."""
+
+
 class RewardError(FtisError):
     """A reward function cannot be called, raises, or returns no rewards."""
 
@@ -54,7 +58,7 @@ class RewardFunction(Protocol):
         answer: list[str],
         **columns: Any,
     ) -> Iterable[float]:
-        """One finite number per completion.
+        """One finite number per completion, of at most :data:`LARGEST_REWARD` in size.
 
         Args:
             prompts: [N] times the question, without template and system prompt.
@@ -88,7 +92,7 @@ class Scorer:
         """One reward per completion.
 
         Raises:
-            RewardError: the function raised, or did not return one finite number per completion.
+            RewardError: the function raised, or did not return such a number per completion.
         """
         n = len(completions)
         taken = RESERVED_COLUMNS | self.settings.keys()
@@ -127,19 +131,7 @@ class Scorer:
                 f"reward.function {self.path!r} returned {len(values)} values for {n} completions: "
                 f"{excerpt(returned)}; return one number per completion"
             )
-        return tuple(self._finite(value, position) for position, value in enumerate(values))
-
-    def _finite(self, value: Any, position: int) -> float:
-        try:
-            number = math.nan if isinstance(value, (str, bytes)) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise CompletionError(
-                f"reward.function {self.path!r} returned {excerpt(value)} for completion {position}; "
-                "return a finite number for every completion (0.0 for none)"
-            )
-        return number
+        return tuple(_number(value, self.path, position) for position, value in enumerate(values))
 
 
 @dataclass(frozen=True)
@@ -174,7 +166,8 @@ class WeightedScorer:
         """
         each = list(zip(*(part(prompt, completions, completion_ids) for part in self.parts), strict=True))
         self.seen.update({(prompt.question, text): of for text, of in zip(completions, each, strict=True)})
-        return tuple(sum(w * r for w, r in zip(self.weights, of, strict=True)) for of in each)
+        sums = [sum(w * r for w, r in zip(self.weights, of, strict=True)) for of in each]
+        return tuple(_number(value, self.path, position) for position, value in enumerate(sums))
 
     def means(
         self, own: Iterable[tuple[str, str]], later: Collection[tuple[str, str]] = frozenset()
@@ -185,6 +178,20 @@ class WeightedScorer:
             del self.seen[one]
         means = np.mean(each_N, axis=0).tolist() if each_N else []
         return {f"rewards/{name_of(part.path)}/mean": m for part, m in zip(self.parts, means, strict=False)}
+
+
+def _number(value: Any, path: str, position: int) -> float:
+    """The reward of a completion, unless it is none."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= LARGEST_REWARD:
+        raise CompletionError(
+            f"reward.function {path!r} returned {excerpt(value)} for completion {position}; return a finite number "
+            f"from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g} for every completion (0.0 for none)"
+        )
+    return number
 
 
 def parts_of(score: Score) -> Sequence[Scorer]:
