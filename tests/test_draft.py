@@ -59,12 +59,20 @@ def test_columns_and_the_kind_of_answers_are_found(
     assert (looked.question, looked.answer, looked.kind) == found
 
 
+@pytest.mark.parametrize("copies", [1, 2, 3, 9])
+def test_a_quarter_of_the_questions_is_held_out_however_often_each_stands_there(copies: int, tmp_path: Path) -> None:
+    task = problems_in(write(SUMS * copies, tmp_path / "p.jsonl")).task
+    assert (len(task.validation), len(task.train)) == (len(SUMS) // 4, (len(SUMS) - len(SUMS) // 4) * copies)
+
+
 def test_a_column_that_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     file = write([{"left": "a?", "right": "b"}, {"left": "c?", "right": "d"}], tmp_path / "p.jsonl")
     with pytest.raises(RecipeError, match=r"left, right.*--question"):
         problems_in(file)
     with pytest.raises(RecipeError, match=r"--answer write.*right"):
         problems_in(file, "left", "write")
+    with pytest.raises(RecipeError, match=r"columns messages: .*--answer"):
+        problems_in(write([{"messages": "a?"}], tmp_path / "one.jsonl"))
     assert problems_in(file, "left", "right").task.validation[0].answer in ("b", "d")
 
 

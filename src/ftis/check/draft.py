@@ -28,7 +28,7 @@ from ftis.run.exchange import vocabulary
 from ftis.run.prepare import check
 from ftis.run.processes import parameters_of
 from ftis.tasks.jsonl import files
-from ftis.tasks.problems import load_task
+from ftis.tasks.problems import asks, load_task
 from ftis.tasks.reading import jsonl_rows
 
 Train = Literal["full", "lora"]
@@ -88,13 +88,13 @@ def problems_in(path: str, question: str | None = None, answer: str | None = Non
     rows = [row for row, _ in jsonl_rows(train or validation or Path(path))]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     asked = question or _guess(columns, QUESTIONS, "question", path)
-    right = answer or _guess([name for name in columns if name != asked], ANSWERS, "answer", path)
+    right = answer or _guess(columns, ANSWERS, "answer", path, asked)
     for name, option in ((asked, "question"), (right, "answer")):
         if name not in columns:
             raise RecipeError(f"--{option} {name}: {path} has no such column{nearest(name, columns)}")
     config = TaskConfig(name="jsonl", path=path, question_field=asked, answer_field=right)
     task = load_task(config)
-    n = len(task.train) + len(task.validation)
+    n = len({asks(problem.question) for problem in (*task.train, *task.validation)})
     if validation is None:
         task = load_task(config.model_copy(update={"validation_size": max(1, min(100, n // HELD_OUT))}))
     answers = [problem.answer for problem in (*task.train, *task.validation)]
@@ -106,12 +106,13 @@ def problems_in(path: str, question: str | None = None, answer: str | None = Non
     return Problems(path, asked, right, kind, task)
 
 
-def _guess(columns: Sequence[str], usual: Sequence[str], option: str, path: str) -> str:
-    """The column with a usual name, or the only one there is."""
-    by_name = {name.lower(): name for name in columns}
-    found = [by_name[name] for name in usual if name in by_name] or (list(columns) if len(columns) == 1 else [])
+def _guess(columns: Sequence[str], usual: Sequence[str], option: str, path: str, taken: str = "") -> str:
+    """The column with a usual name, or the only one there is, other than the one that is taken."""
+    by_name = {name.lower(): name for name in columns if name != taken}
+    found = [by_name[name] for name in usual if name in by_name] or list(by_name.values())[: len(by_name) == 1]
     if not found:
-        raise RecipeError(f"{path} has the columns {', '.join(columns) or 'none'}: name one by --{option}")
+        one = f"one beside {taken!r}, which holds the question," if taken else "one"
+        raise RecipeError(f"{path} has the columns {', '.join(columns) or 'none'}: name {one} by --{option}")
     return found[0]
 
 
