@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ftis.config import PeerConfig
 from ftis.policy import Policy
+from ftis.recipe.arms import RunError
 from ftis.run.export import find
 from recipes import write_recipe
 
@@ -130,7 +131,10 @@ def test_llama_cpps_converter_gets_a_whole_model_and_the_dtype(
 
 def test_a_checkpoint_names_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = find(run, "b", step=2)
-    assert find(named.checkpoint) == named
+    assert find(named.checkpoint) == named == find(named.checkpoint, "b", named.arm, 2)
+    for other in ({"peer": "a"}, {"arm": "x"}, {"step": 3}):
+        with pytest.raises(RunError, match="|".join(f"--{name} {value}: " for name, value in other.items())):
+            find(named.checkpoint, **other)
     monkeypatch.chdir(named.records)
     assert find(Path("checkpoint-2")).checkpoint == named.checkpoint
 

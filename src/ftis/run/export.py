@@ -70,8 +70,14 @@ def find(place: Path, peer: str | None = None, arm: str | None = None, step: int
         RecordsError: no run is there.
     """
     if named := re.fullmatch(r"checkpoint-(\d{1,9})", place.name):
-        of_peer, step = place.resolve().parent, int(named[1])
-        place, arm, peer = of_peer.parents[1], of_peer.parent.name, of_peer.name
+        of_peer = place.resolve().parent
+        here = {"arm": of_peer.parent.name, "peer": of_peer.name, "step": int(named[1])}
+        for name, given in (("arm", arm), ("peer", peer), ("step", step)):
+            if given not in (None, here[name]):
+                raise RunError(
+                    f"--{name} {given}: {place} is of {name} {here[name]}; leave --{name} out, or name the run"
+                )
+        place, arm, peer, step = of_peer.parents[1], of_peer.parent.name, of_peer.name, int(named[1])
     plan = read_plan(place)
     if plan.is_experiment:
         raise RunError(f"{place} holds runs of several seeds: name one, such as {plan.run_of(plan.seeds[0])}")
