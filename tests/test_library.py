@@ -183,6 +183,7 @@ def test_keys_are_of_any_type_and_mistakes_name_the_nearest(keys: dict[str, Any]
     by_keys = ftis.load(keys, {"peers.*.learning_rate": 1e-4, "training.rounds": 3}, seed=1)
     assert by_keys == ftis.load(ftis.load(keys), ["peers.*.learning_rate=1e-4", "training.rounds=3", "seed=1"])
     assert {peer.learning_rate for peer in by_keys.peers} == {1e-4}
+    assert ftis.load(keys, "training.rounds=3") == ftis.load(keys, ["training.rounds=3"])
     with pytest.raises(ftis.FtisError, match=r"did you mean 'rounds'"):
         ftis.load(keys, training={"round": 3})
     with pytest.raises(ftis.FtisError, match=r"training\.rounds = '3'"):

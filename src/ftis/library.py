@@ -44,7 +44,7 @@ from ftis.view.progress import Display
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 """A recipe's path, its keys as a mapping, or a recipe."""
 Overrides = Iterable[str] | Mapping[str, Any]
-"""``key=value`` as the command line takes it, or dotted keys with their values."""
+"""``key=value`` as the command line takes it, one or several, or dotted keys with their values."""
 SHORT = {"reward": "function", "task": "name", "objective": "name"}
 """The key of a section that a single value sets: ``reward=f`` sets ``reward.function``."""
 
@@ -127,7 +127,7 @@ def load(recipe: RecipeLike, overrides: Overrides = (), **keys: Any) -> Recipe:
         RecipeError: no such file, an unknown key, a wrong value; the message names the place.
     """
     given = overrides if isinstance(overrides, Mapping) else {}
-    texts = () if isinstance(overrides, Mapping) else tuple(overrides)
+    texts = () if isinstance(overrides, Mapping) else (overrides,) if isinstance(overrides, str) else tuple(overrides)
     if isinstance(recipe, (str, Path)):
         loaded = load_file(recipe, texts)
     else:

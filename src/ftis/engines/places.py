@@ -17,9 +17,10 @@ def no_model_at(source: str) -> str:
     directory = Path(source)
     where = "" if source.startswith(("~", "/")) else f" in {Path.cwd()}, where the command runs"
     named = f"ftis models {directory.name} fetches it, if ftis models lists that name"
+    beside = [place.name for place in directory.parent.glob("*") if place.is_dir() and place != directory]
     fetched = named if directory.parent == Path("models") else "ftis models lists some"
     return (
         f"no model at {source}{where}: neither config.json nor adapter_config.json there. Give a Hugging Face "
         f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; {fetched}"
-        f"{did_you_mean(directory.name, [place.name for place in directory.parent.glob('*')])}"
+        f"{did_you_mean(directory.name, beside)}"
     )
