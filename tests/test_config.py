@@ -475,6 +475,16 @@ def test_a_run_id_follows_from_what_peers_must_agree_on_and_from_nothing_else(pa
     assert run_id({"a": 1, "b": [2]}) == run_id({"b": [2], "a": 1}) != run_id({"a": 1, "b": [3]})
 
 
+def test_a_tilde_is_the_home_directory_in_every_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    keys = ["output_dir", "peers.small.model", "task.path", "task.train_file", "task.validation_file"]
+    keys += [f"network.{key}" for key in ("key", "roster", "tls_authority", "tls_certificate", "tls_key")]
+    loaded = load(path, [f"{key}=~/x" for key in keys]).model_dump_json()
+    assert loaded.count('"/home/me/x"') == len(keys)
+    assert "~" not in loaded
+    assert load(path, ["peers.small.model=me/a~b"]).peer("small").model == "me/a~b"
+
+
 def test_paths_that_lead_nowhere_are_refused_with_the_directory_from_which_they_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 DEFAULT_SYSTEM_PROMPT = (
     "Solve the problem step by step. Write your reasoning between <think> and </think>, then only the "
@@ -39,6 +40,8 @@ OneOrMore = Annotated[
     PlainSerializer(lambda value: value[0] if len(value) == 1 else list(value)),
 ]
 """A string, or several; a recipe writes one without brackets."""
+Place = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path, with the home directory for its ``~``, or a name that needs none."""
 PEER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 Name = Annotated[str, Field(pattern=f"^{PEER_NAME.pattern}$")]
 Positive = Annotated[int, Field(ge=1)]
@@ -51,11 +54,11 @@ class TaskConfig(_Section):
 
     name: str
     """A built-in one, as ``gsm8k`` or ``reasoning_gym:<dataset>`` (docs/recipes.md), or the dotted path of your own."""
-    path: str | None = None
+    path: Place | None = None
     """A local file or directory, or a data set id on the Hub. Each task has its usual Hub id as default."""
-    train_file: str | None = None
+    train_file: Place | None = None
     """For ``jsonl``: the training file inside ``path`` (default ``train.jsonl``)."""
-    validation_file: str | None = None
+    validation_file: Place | None = None
     """For ``jsonl``: the validation file inside ``path``; without one, problems are held out of training."""
     question_field: str | None = None
     answer_field: str | None = None
@@ -198,17 +201,17 @@ class NetworkConfig(_Section):
     """``client``: behind NAT, reached through the peers or routers in ``connect``. ``router``: for ``ftis router``."""
     port: Annotated[int, Field(ge=1, le=65535)] = 17447
     """The port where peers on one machine meet."""
-    roster: str | None = None
+    roster: Place | None = None
     """File of the peers' public keys (``ftis keys roster``)."""
     open: bool = False
     """Needs no roster: the first key that uses a peer's name keeps it. See docs/threat-model.md."""
-    key: str | None = None
+    key: Place | None = None
     """This peer's private key (``ftis keys new``)."""
     allow_other_code: bool = False
     """Peers may have other reward, task and environment modules than this one; all peers set it alike."""
-    tls_authority: str | None = None
-    tls_certificate: str | None = None
-    tls_key: str | None = None
+    tls_authority: Place | None = None
+    tls_certificate: Place | None = None
+    tls_key: Place | None = None
     """``tls/`` endpoints need all three (``ftis keys new --tls``)."""
     deadline: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a peer waits, once it has published, for peers that are present but slow."""
@@ -271,7 +274,7 @@ class PeerConfig(_Section):
     """One participant: its model, the trained part of it, and its optimiser."""
 
     name: Name
-    model: str
+    model: Place
     """A Hugging Face directory, a Hub id, or ``starter:<name>``."""
     train: Literal["full", "lora"] = "full"
     lora_r: Positive = 128
@@ -343,7 +346,7 @@ class Recipe(_Section):
 
     name: Name
     seed: int = 0
-    output_dir: str = "runs"
+    output_dir: Place = "runs"
     """The run directory is ``<output_dir>/<name>-seed<seed>``."""
     exchange: Literal["auto", "ids", "text"] = "auto"
     """Token ids, or text, which models of any tokenizer read. ``auto``: text where tokenizers here differ, else ids."""
