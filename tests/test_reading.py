@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scene import Scene
 
-from ftis.records.files import read_jsonl, write_jsonl
+from ftis.records.files import read_jsonl, write_jsonl, write_whole
 from ftis.records.lines import Lines, RecordsError, any_row
 from ftis.records.reading import PeerRun, read_study
 from ftis.records.writing import read_rollouts, rollouts_path
@@ -224,3 +225,24 @@ def test_a_report_survives_a_damaged_tokenizer(tmp_path: Path) -> None:
         for tokenizer in run.rglob("tokenizer.json"):
             tokenizer.write_text(damage)
         assert "Without colours" in write_page(run).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("there", ["old", None])
+def test_links_and_pipes_stay_what_they_are(there: str | None, tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "deep" / "target", tmp_path / "link", tmp_path / "pipe"
+    target.parent.mkdir()
+    if there:
+        target.write_text(there)
+    link.symlink_to(target)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "rows")
+    assert os.read(reader, 99) == b"rows"
+    os.close(reader)
+    assert pipe.is_fifo()
+    with pytest.raises(OSError, match="directory"):
+        write_whole(target.parent, "new")
+    assert {path.name for path in tmp_path.rglob("*")} == {"deep", "target", "link", "pipe"}

@@ -439,7 +439,9 @@ def evaluate_model(
     samples: Annotated[
         int, typer.Option(min=0, help="Also sample so many completions of each problem: pass@k and mean reward.")
     ] = 0,
-    output: Annotated[Path | None, typer.Option(help="Write per-problem records here (JSONL).")] = None,
+    output: Annotated[
+        Path | None, typer.Option(dir_okay=False, readable=False, help="Write per-problem records here (JSONL).")
+    ] = None,
 ) -> None:
     """Measure one model on the validation problems of a recipe.
 

@@ -197,7 +197,7 @@ def new_keys(
 @keys.command("roster")
 def make_roster(
     public: Annotated[list[Path], typer.Argument(help="The peers' .pub files.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o")] = Path("roster.toml"),
+    output: Annotated[Path, typer.Option("--output", "-o", dir_okay=False)] = Path("roster.toml"),
 ) -> None:
     """Collect the peers' public keys in one file, which every peer gets."""
     from ftis.swarm import identity

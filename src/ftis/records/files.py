@@ -29,11 +29,17 @@ class InUseError(FtisError):
 def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:
     """Write a file so that a reader, even after a crash, finds either the old file or all of ``content``.
 
+    A link stays: the file that it leads to is replaced. A pipe or a device gets the content.
+
     Args:
         sync: wait for the disk, so that the new file survives a power failure.
     """
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     data = content.encode("utf-8") if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         with partial.open("wb") as file:
             file.write(data)
