@@ -31,8 +31,10 @@ from ftis.member import Member, Outgoing
 from ftis.metric_keys import peer_key
 from ftis.models import pretrained, starters
 from ftis.peer import Peer
+from ftis.recipe.arms import experiment_directory, keep_arms
 from ftis.recipe.parsing import load
 from ftis.records.files import locked, read_jsonl
+from ftis.records.plan import write_experiment
 from ftis.records.writing import Records, read_rollouts
 from ftis.rewards.scoring import RewardError
 from ftis.run import processes
@@ -361,6 +363,19 @@ set = { "training.mode" = "horizontal" }
         group = [r for r in wide if r["item"] == item]
         assert sorted(r["source"] for r in group) == ["a", "a", "b", "b"]
         assert abs(sum(r["advantage"] for r in group)) < 1e-5
+
+
+def test_arms_of_a_comparison_join_those_that_it_has(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["alone", "F-TIS", "NoIS", "GSPO"]
+    alone: dict[str, Any] = {"name": "alone", "collaborate": False}
+    arms = [alone, *({"name": n, "set": {"objective.name": n}} for n in names[1:])]
+    peers = {"a": {"model": starters.PREFIX + "small"}, "b": {"model": starters.PREFIX + "small"}}
+    recipe = load(write_recipe(workplace, peers, arms=arms))
+    experiment_directory(recipe).mkdir(parents=True)
+    write_experiment(experiment_directory(recipe), keep_arms(recipe, ("alone", "F-TIS")), [0], {})
+    assert ftis("train", "recipe.toml", "--seeds", "1-2", "--arm", "NoIS", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert [name for name in names if re.search(rf"\b{name}: ", said)] == ["alone", "F-TIS", "NoIS"]
 
 
 @pytest.mark.parametrize("recipe", ["demo", "demo_pair", "demo_lora", "demo_three"])

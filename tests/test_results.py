@@ -34,9 +34,10 @@ from scene import (
 
 from ftis.comparison.results import compare
 from ftis.comparison.stats import ALPHA
-from ftis.comparison.summary import summarise
+from ftis.comparison.summary import somebody_learned_alone, summarise
+from ftis.records.files import write_jsonl
 from ftis.records.lines import RecordsError
-from ftis.records.reading import EvaluationRow, final_accuracy, read_run
+from ftis.records.reading import EvaluationRow, PeerRun, Run, final_accuracy, read_run
 from ftis.view.comparison import headlines
 from ftis.view.figures import accuracy_limits, write_learning_curves
 from ftis.view.report import write_page
@@ -257,6 +258,28 @@ def test_rewards_of_any_size_have_pages_and_pictures(tmp_path: Path) -> None:
     for values, limits in (([0.4, 0.6], (0.376, 0.624)), ([-1, 0], (-1.12, 0.12)), ([0, 10], (-0.02, 11.2))):
         assert accuracy_limits([[{"per_seed": {"0": value}}] for value in values]) == pytest.approx(limits)
     assert accuracy_limits([[{"per_seed": {"0": 1.0}}], [{"per_seed": {"0": 0.0}}]]) == pytest.approx((-0.02, 1.02))
+
+
+@pytest.mark.parametrize(
+    ("used", "without", "alone"),
+    [
+        ([0, 0], [True, True], True),
+        ([0, 0], [True, False], True),  # in its second round nobody had anything to teach
+        ([0, 3], [True, False], False),
+        ([0, 0], [False, False], False),
+        ([], [], False),
+    ],
+)
+def test_who_never_used_a_foreign_rollout_though_it_could_learned_alone(
+    used: list[int], without: list[bool], alone: bool, tmp_path: Path
+) -> None:
+    rows = zip(used, without, strict=True)
+    write_jsonl(
+        tmp_path / "metrics.jsonl",
+        ({"step": i, "foreign_used": n, "without_foreign": none} for i, (n, none) in enumerate(rows, 1)),
+    )
+    peers = {("F-TIS", "a"): PeerRun.read(tmp_path), ("alone", "a"): PeerRun(tmp_path / "nowhere")}
+    assert somebody_learned_alone([Run(tmp_path, Scene(tmp_path).recipe(), peers)]) == alone
 
 
 def test_arms_that_measure_something_else_are_noted(tmp_path: Path) -> None:

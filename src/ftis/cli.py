@@ -33,6 +33,7 @@ from ftis.cli_options import (
     conclude,
     console,
     errors,
+    fail_if_alone,
     go_back,
     step_of,
 )
@@ -356,11 +357,15 @@ def seeds_of(text: str) -> range:
 
 def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool = False) -> None:
     """Train the arms under every seed; print and write their comparison."""
-    from ftis.recipe.arms import keep_arms
+    from ftis.recipe.arms import experiment_directory, keep_arms
     from ftis.records.files import read_json
+    from ftis.records.plan import experiment_before
+    from ftis.records.reading import read_study
     from ftis.view import tables
 
-    kept = keep_arms(recipe, only)
+    before = experiment_before(experiment_directory(recipe))
+    there = {arm.name for arm in before.arms} if before else set()
+    kept = keep_arms(recipe, (*only, *(arm.name for arm in recipe.arms if arm.name in there)) if only else ())
     if dry_run:
         _print_plan(kept, ())
     directory = carry_out(kept, seeds, jobs, dry_run)
@@ -369,6 +374,7 @@ def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_r
     report = report_on(directory)  # it writes results.json too
     tables.print_comparison(read_json(directory / "results.json"), console)
     console.print(f"report: {report}")
+    fail_if_alone(read_study(directory).runs.values())
 
 
 def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | None:

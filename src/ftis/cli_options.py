@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from ftis.records.reading import Run
 
 console = Console(
     width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False
@@ -99,7 +102,7 @@ def check_resume(resume: str | None, overwrite: bool) -> None:
 
 
 def conclude(directory: Path) -> None:
-    """Print a run's results and directory. Exit code 3 if a peer of a collaborative arm used no foreign rollout."""
+    """Print a run's results and directory. The exit code is that of :func:`fail_if_alone`."""
     from ftis.check.formatting import visible
     from ftis.comparison import results, summary
     from ftis.records.reading import read_study
@@ -118,6 +121,13 @@ def conclude(directory: Path) -> None:
     write_learning_curves(directory, compared)
     for line in [*headlines(compared), tables.whereabouts(directory, found)]:
         console.print(line)
-    if summary.somebody_learned_alone(found):
+    fail_if_alone([run])
+
+
+def fail_if_alone(runs: Iterable[Run]) -> None:
+    """Exit code 3 if a peer of a collaborative arm used no foreign rollout."""
+    from ftis.comparison import summary
+
+    if summary.somebody_learned_alone(runs):
         errors.print("error: a peer that was to collaborate used no foreign rollout in any round")
         raise typer.Exit(3)

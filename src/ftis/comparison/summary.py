@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,10 @@ def accuracy_is(recipe: Recipe) -> str:
     return PASS_AT_1 if binary else "mean reward, greedy"
 
 
-def somebody_learned_alone(summary: Mapping[str, Any]) -> bool:
-    """Whether some peer of a collaborative arm used no foreign rollout in any round."""
-    peers = [p for arm in summary["arms"].values() for p in arm.values() if p["collaborated"] and p["rounds"]]
-    return any(p["rounds_without_foreign"] == p["rounds"] for p in peers)
+def somebody_learned_alone(runs: Iterable[Run]) -> bool:
+    """Whether some peer of a collaborative arm used no foreign rollout in any round, though a round could have."""
+    peers = [peer for run in runs for peer in run.peers.values()]
+    return any(peer.total("without_foreign") and not peer.total("foreign_used") for peer in peers)
 
 
 def _of_peer(peer: PeerRun, training: TrainingConfig) -> dict[str, Any]:

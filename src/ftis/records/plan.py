@@ -70,6 +70,11 @@ def read_plan(directory: Path) -> Plan:
     return Plan(directory, recipe, seeds, tuple(arms_of(recipe)), is_experiment, joined)
 
 
+def experiment_before(directory: Path) -> Plan | None:
+    """The plan of the experiment in a directory; None if none has begun."""
+    return read_plan(directory) if (directory / EXPERIMENT).exists() else None
+
+
 def _of_another_version(about: Mapping[str, Any], why: str) -> str:
     """The error text for a recipe that this version cannot read, with the version that wrote it."""
     versions = about.get("versions")

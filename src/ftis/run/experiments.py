@@ -13,12 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ftis.config import FtisError, Recipe
 from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory, run_directory
 from ftis.records.events import JobEnded, JobsKnown, Say, placed, unheard
-from ftis.records.plan import EXPERIMENT, read_plan, write_experiment
+from ftis.records.plan import experiment_before, write_experiment
 from ftis.run.outlook import guess_seconds
 from ftis.run.prepare import Checked, check_to_train
 from ftis.run.processes import known_parameters
@@ -73,7 +72,8 @@ def run_experiment(
     stop = threading.Event()
     check_baselines(recipe)
     tasks = (checked or check_to_train(arms_of(recipe))).tasks
-    every = {*_seeds_before(directory), *seeds}  # earlier seeds are of this recipe too
+    before = experiment_before(directory)
+    every = {*(before.seeds if before else ()), *seeds}  # earlier seeds are of this recipe too
     for seeded in _runs(recipe, sorted(every)):
         claim(run_directory(seeded), True, seeded, trains=False, tasks=tasks)
     write_experiment(directory, recipe, sorted(every), provenance(recipe))
@@ -118,8 +118,3 @@ def run_swarm_process(recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop)
         raise RunError(f"{label}: {error}") from error
     if finished:
         say_where(JobEnded())
-
-
-def _seeds_before(directory: Path) -> tuple[int, ...]:
-    """The seeds that the experiment has already."""
-    return read_plan(directory).seeds if (directory / EXPERIMENT).exists() else ()
