@@ -23,6 +23,7 @@ from watched import HUNG, Watched
 from ftis.library import join as join_by_python
 from ftis.recipe.parsing import load
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
+from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint, network
 from ftis.run import join as swarm
 from ftis.run.rollback import roll_back
@@ -279,6 +280,10 @@ def test_every_peer_finds_a_liar_and_remembers_it_after_a_kill(place: Path, monk
     join = ["join", "recipe.toml", "--peer", "b", "--key", "keys/b.key", "--roster", "roster.toml", *keys, "--resume"]
     assert ftis(*join) == 1
     assert [list(senders) for senders in accused] == [["c"]]
+    before, directory = metrics(run.parents[1], "b"), run.parents[1]
+    write_run(directory, {**read_provenance(directory), "problems": ["0" * 64]})
+    assert ftis(*join, "0") == 1  # of other problems: nothing is undone
+    assert metrics(directory, "b") == before
 
 
 @pytest.mark.parametrize(
