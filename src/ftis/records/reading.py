@@ -245,6 +245,11 @@ class PeerRun:
         return float(sum(n * row.measures.get(measure, 0) for row, n in self.standing_for()))
 
     @property
+    def learned_alone(self) -> bool:
+        """Whether it collaborated and used no foreign rollout in any round, though a round could have."""
+        return self.total("without_foreign") > 0 and not self.total("foreign_used")
+
+    @property
     def own_seconds(self) -> OwnSeconds:
         """Seconds of its own work in all rounds."""
         return OwnSeconds.over(self.rounds)

@@ -153,13 +153,13 @@ def newest_checkpoint(output_dir: str) -> str | None:
 
 
 def alone_in_all_rounds(place: Path) -> str | None:
-    """A message if the records in ``place`` have no round with a foreign rollout, else None."""
-    rows = PeerRun.read(place).rounds
-    if not rows or not all(row.measures.get("without_foreign") for row in rows):
+    """A message if the records in ``place`` have no round with a foreign rollout, though one could have, else None."""
+    peer = PeerRun.read(place)
+    if not peer.learned_alone:
         return None
     return (
-        f"no foreign rollout was used in any of {len(rows)} rounds: {place / 'events.jsonl'} says why; the model is "
-        f"saved, and it learned alone"
+        f"no foreign rollout was used in any of {len(peer.rounds)} rounds: {place / 'events.jsonl'} says why; the "
+        f"model is saved, and it learned alone"
     )
 
 
