@@ -1018,6 +1018,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"generation_kwargs": {"num_beams": 2, "use_cache": True}}, "  num_beams = 2"),
     ({"generation_kwargs": {"temperature": 0.5}}, "  temperature = 0.5"),
     ({"generation_kwargs": {"top_h": 0.4}}, "  top_h = 0.4"),
+    ({"generation_kwargs": {"eos_token_id": [5]}}, "eos_token_id = [5]: "),
     ({"use_vllm": True, "generation_kwargs": {"logit_bias": {5: 1.0}}}, "  logit_bias = {5: 1.0}"),
 ]
 

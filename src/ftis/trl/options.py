@@ -6,7 +6,7 @@ loss, clip, advantages, steps. Nothing is refused of a trainer that has nobody t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ftis.advantages import within_group
@@ -46,7 +46,8 @@ HARMLESS = (
     "output_logits", "output_scores", "pad_token_id", "prefill_chunk_size", "return_dict_in_generate",
     "transformers_version", "use_cache", "_from_model_config",
 )  # fmt: skip
-"""Keys of a GenerationConfig that do not change the distribution sampled; a cache only if it is not :data:`COARSE`."""
+"""Keys of a GenerationConfig that do not change the distribution sampled: a cache only if it is not :data:`COARSE`, and
+ends only if they are TRL's."""
 
 COARSE = "quantized"
 """A ``cache_implementation`` whose rounded keys and values sample from another distribution."""
@@ -74,16 +75,27 @@ def check_options(args: Any, more: Mapping[str, Any], recipe: Recipe, objective:
         raise OptionError("options that a swarm cannot take:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
-def check_generation(args: Any, effective: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_generation(
+    args: Any, effective: Mapping[str, Any], defaults: Mapping[str, Any], cut_at: Iterable[int]
+) -> None:
     """Refuse every setting of generation by which a sample's log-probability would be another than the model's.
 
     Args:
         effective: the settings in force, those that the model's directory brings among them.
         defaults: transformers' own.
+        cut_at: the tokens behind which TRL cuts a completion off.
 
     Raises:
-        OptionError: names every setting that is neither harmless nor the default.
+        OptionError: names every setting that is neither harmless nor the default, or tokens that end a completion in
+            sampling alone, whose padding would be offered, or for TRL alone.
     """
+    ends = effective.get("eos_token_id")
+    sampled_to = {ends} if isinstance(ends, int) else set(ends or ())
+    if ends is not None and sampled_to != set(cut_at):
+        raise OptionError(
+            f"eos_token_id = {sorted(sampled_to)}: completions end there in sampling, and at {sorted(cut_at)} for TRL: "
+            f"leave it out of generation_kwargs, load the model and set its model.generation_config.eos_token_id"
+        )
     wanted = {
         **defaults,
         "do_sample": True,

@@ -156,7 +156,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.engine, self.foreign = Engine(self), Foreign(self)
         self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
-        check_generation(args, *generation_of(self))
+        check_generation(args, *generation_of(self), self.eos_token_ids)
         if args.use_vllm:  # it reads a model's ends from its directory alone
             self.vllm_generation.generation_kwargs["stop_token_ids"] = sorted(self.eos_token_ids)
         if args.use_vllm and args.vllm_mode == "server":
