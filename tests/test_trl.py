@@ -1298,6 +1298,8 @@ def test_a_swarm_that_cannot_be_meant_is_refused(model: Path, tmp_path: Path) ->
         ({"peers": (), "key": "a.key"}, "names nobody else"),
         ({"recipe": scene_recipe(), "settings": {"seed": 1}}, "stand in the recipe"),
         ({"peer": "c"}, "no peer 'c'"),
+        ({"peers": ["b"]}, "no peer 'a' in peers"),
+        ({"peers": ["a"]}, "names nobody else"),
         ({"settings": {"sampling.num_generations": 3}}, "cannot be divided"),
         ({"peers": "a,b"}, r"peers=\['a', 'b'\]"),
         ({"open": False, "link": None}, "give key=… and roster=…"),

@@ -109,7 +109,12 @@ class Swarm:
     def _of_script(self, args: Any, dataset: Any, environment: Any, network: Mapping[str, Any]) -> Recipe | None:
         """The recipe that a script's GRPOConfig, data set and environment amount to."""
         names = self.peers or (tuple(read_roster(Path(self.roster))) if self.roster else ())
-        if not names and network:
+        if names and self.peer not in names:
+            where = "peers" if self.peers else "the roster"
+            raise OptionError(
+                f"Swarm: no peer {self.peer!r} in {where} ({', '.join(names)}): give all names there, this one's too"
+            )
+        if len(names) < 2 and network:
             raise OptionError("Swarm names nobody else: give roster=… (ftis keys), or peers=[…] with open=True")
         if len(names) < 2:
             return None
