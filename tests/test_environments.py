@@ -6,8 +6,11 @@ import contextlib
 import dataclasses
 import json
 import math
+import operator
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +24,7 @@ import torch
 from admissions import TERMS, assigned, message, only, score
 from commands import ftis
 from conftest import SPECIAL_TOKENS, TinyPolicy, make_tokenizer
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from run_files import differences, records_of
 from test_prompting import CHATML
@@ -37,7 +40,7 @@ from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
 from ftis.engines.samplers import open_sampler
-from ftis.environments.calculator import Calculator, calculated
+from ftis.environments.calculator import LONGEST, Calculator, calculated
 from ftis.environments.contract import open_environment
 from ftis.environments.play import MARK, OVERDUE, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
@@ -296,8 +299,57 @@ def test_a_calculator_is_exact_and_calculates_nothing_else() -> None:
         assert calculated(expression) == value
     for wrong in ("1/0", "", "2**99", "__import__('os')", "x", "True", "(" * 99, "1 2"):
         assert calculated(wrong) is None, wrong
-    replies = {"She has 3 + 4 =": " 7", "=": "", "x =": "", "That is 2 * (3 - 1)=": " 4", "7\n": None, "": None}
-    assert {text: Calculator().reply(text) for text in replies} == replies
+
+
+READ = {  # a turn; the answer
+    **{"She has 3 + 4 =": " 7", "That is 2 * (3 - 1)=": " 4", "7\n": None, "": None, "=": "", "x =": ""},
+    **{"She eats 3 eggs. 16 - 3 - 4 =": " 9", "1. 12 * 7 =": " 84", "1) 12 * 7 =": " 84", "(12 * 7 =": " 84"},
+    **{"- 12 * 7 =": " 84", "\n* 12 * 7 =": " 84", "1. -3 + 5 =": " 2", "one (3) 4+5 =": " 9", "x = 3 + 4 =": " 7"},
+    **{"$12 * $7 =": " 84", "3 + 4 = 7 =": " 7", "in 5. 05 + 3 =": "", "4, 5 + 2 =": " 7", "3,4 * 2 =": ""},
+    **{"12 x 7 =": "", "12 × 7 =": "", "12 − 7 =": "", "12 times 7 + 1 =": "", r"12 \times 7 =": "", "2 **3 =": ""},
+    **{"5 apples * 3 =": "", "16 eggs -3 =": "", "20% of 50 =": "", "2 (3 + 4) =": "", "1 000 * 2 =": "", "x==": ""},
+}
+
+
+@pytest.mark.parametrize("turn", READ)
+def test_a_calculator_reads_a_whole_calculation_or_none(turn: str) -> None:
+    assert Calculator().reply(turn) == READ[turn]
+
+
+def joined(parts: tuple[tuple[str, Fraction], str, tuple[str, Fraction]]) -> tuple[str, Fraction]:
+    (one, left), sign, (other, right) = parts
+    sign = "*" if sign == "/" and not right else sign
+    by = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+    return f"({one}) {sign} ({other})", by[sign](left, right)
+
+
+NUMBERS = st.decimals(0, 10**9, places=3).map(lambda number: (f"{number:f}", Fraction(number)))
+NUMBERS |= st.integers(0, 10**9).map(lambda number: (f"{number:,}", Fraction(number)))
+PARTS = st.recursive(
+    NUMBERS,
+    lambda parts: (
+        st.tuples(parts, st.sampled_from([*"+-*/"]), parts).map(joined)
+        | parts.map(lambda part: (f"-({part[0]})", -part[1]))
+    ),
+    max_leaves=4,
+)
+
+
+@given(part=PARTS, prose=st.sampled_from(["", "She eats 3 eggs. ", "1. ", "- ", "so: $", "= ", "(", "\n"]))
+def test_a_calculators_value_is_exact(part: tuple[str, Fraction], prose: str) -> None:
+    text, value = part
+    assume(len(text) < LONGEST)
+    answer = Calculator().reply(f"{prose}{text} =")
+    assert answer is not None
+    assert Fraction(answer.strip()) == value
+
+
+def test_a_calculation_goes_on_behind_its_answer() -> None:
+    calculator = Calculator()
+    for _ in range(2):
+        calculator.reset()
+        turns = ["12 * 7 =", " - 3 =", ". So 84 + 2 =", "\n- 5 + 1 =", " apples - 2 ="]
+        assert [calculator.reply(turn) for turn in turns] == [" 84", " 81", " 86", " 6", ""]
 
 
 @pytest.mark.parametrize("path", ["nothing.Here", "json.dumps", "toys_of_turns.Without", "toys_of_turns.NOTHING"])

@@ -181,7 +181,7 @@ def test_units_end_with_turns() -> None:
     sender, receiver = (Peer("calculator", tokenizer, ("=",)) for tokenizer in (BYTES, byte_level(["=1"])))
     (scored,) = receiver.hears(sender.message(sender.drawn("1+1=1=$"), sender.drawn("7$"))).admitted
     first, _ = scored.group.rollouts
-    assert scored.completions[0] == "1+1= 21= 1"
+    assert scored.completions[0] == "1+1= 21= 21"
     assert [receiver.text([i]) for i in first.completion_ids] == ["1", "+", "1", "=", "1", "=", ""]
 
 

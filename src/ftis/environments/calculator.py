@@ -10,29 +10,60 @@ from fractions import Fraction
 
 LONGEST = 100
 """Characters of an expression."""
-EXPRESSION = re.compile(rf"[-+*/().,\d ]{{1,{LONGEST}}}$")
+MONEY = "$€£"
+EXPRESSION = re.compile(rf"[-+*/().,{MONEY}\d ]{{1,{LONGEST}}}$")
+BEGIN = re.compile(r"(?<![\w.,)])[-+]?(?:\(|\.?\d)")
+"""Where an expression may begin: a sign has its number right behind it, and no word or number goes on."""
+GOES_ON = re.compile(
+    r"(?:\d.|\)[-+(]|[^\W\d_][-+]|\S[^\S\n]*[-+*/×÷·−–^%].|[\d%] of.|\\[a-z]+."
+    r"|(?<![^\W\d_])(?:x|times|plus|minus|(?:divid|multipli)ed by).)$",
+    re.IGNORECASE,
+)
+"""Text up to an expression's first character that has a part of the same calculation. A ``-`` alone begins a list."""
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+NUMBER = re.compile(r"\d*\.?\d+")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 class Calculator:
-    """A tool that completes a turn behind ``=`` by its expression's value. It needs ``sampling.stop = ["="]``."""
+    """A tool that completes a turn behind ``=`` by its expression's value. It needs ``sampling.stop = ["="]``.
+
+    Attributes:
+        before: the end of earlier turns and answers, since a calculation may go on behind an answer.
+    """
+
+    before = ""
 
     def reset(self, **row: object) -> None:
-        return None
+        self.before = ""
 
     def reply(self, text: str) -> str | None:
         """A space and the value; nothing if no expression stands there; None for a turn with another end."""
         if not text.endswith("="):
             return None
-        found = EXPRESSION.search(text[:-1])
-        value = calculated(found.group()) if found else None
-        return "" if value is None else f" {value}"
+        written = (self.before + text)[-3 * LONGEST :]
+        value = last_value(written[:-1])
+        answer = "" if value is None else f" {value}"
+        self.before = written + answer
+        return answer
+
+
+def last_value(text: str) -> str | None:
+    """The value of the longest expression at a text's end. None: there is none, or only a part of it can be read."""
+    found = EXPRESSION.search(text)
+    for begin in BEGIN.finditer(text, found.start()) if found else ():
+        at = begin.start()
+        if (value := calculated(text[at:])) is not None:
+            line = text[:at].rpartition("\n")[2].rstrip(f"{MONEY} ")
+            return None if GOES_ON.search(line + text[at]) else value
+    return None
 
 
 def calculated(expression: str) -> str | None:
     """The exact value of sums, differences, products and quotients: ``7/2`` is 3.5, ``1/3`` is 1/3. None: no value."""
+    source = THOUSANDS.sub("", re.sub(f"[{MONEY}]", " ", expression)).strip()
     try:
-        value = _value(ast.parse(expression.strip().replace(",", ""), mode="eval").body)
+        value = _value(ast.parse(source, mode="eval").body, source)
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
     with localcontext(prec=2 * LONGEST) as context:
@@ -43,13 +74,13 @@ def calculated(expression: str) -> str | None:
             return str(value)
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr, source: str) -> Fraction:
     match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return Fraction(str(number))
+        case ast.Constant() if NUMBER.fullmatch(written := source[node.col_offset : node.end_col_offset]):
+            return Fraction(written)  # the node's value is a float, which has fewer digits
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
+            return -_value(operand, source)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            found: Fraction = OPERATORS[type(op)](_value(left), _value(right))
+            found: Fraction = OPERATORS[type(op)](_value(left, source), _value(right, source))
             return found
     raise ValueError
