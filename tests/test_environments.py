@@ -31,7 +31,7 @@ from test_prompting import CHATML
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor
-from toys_of_turns import Echo, Priceless, Slow
+from toys_of_turns import Echo, Priceless, Slow, Wallet
 from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
@@ -356,6 +356,35 @@ def test_a_calculation_goes_on_behind_its_answer() -> None:
 def test_what_is_no_environment_is_refused(path: str) -> None:
     with pytest.raises(RecipeError, match=r"task\.environment"):
         open_environment(path)
+
+
+async def later(self: Any, coins: int = 0, **row: Any) -> str:
+    return ""
+
+
+async def piecewise(self: Any, coins: int = 0, **row: Any) -> AsyncIterator[str]:
+    yield ""
+
+
+def one_by_one(self: Any, coins: int = 0, **row: Any) -> Iterator[str]:
+    yield ""
+
+
+@pytest.mark.parametrize("function", [later, piecewise, one_by_one])
+@pytest.mark.parametrize("name", ["reset", "reply", "get_reward", "earn"])
+def test_a_method_that_gives_no_result_at_once_is_refused(
+    name: str, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GIVEN, "given.later", type("Later", (Wallet,), {name: function}))
+    with pytest.raises(RecipeError, match=f"{name} is async"):
+        open_environment("given.later")
+
+
+def test_tools_are_found_without_asking_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(open_environment("toys_of_turns.Parrot").tools) == ["earn", "miss", "power", "say"]
+    bound = type("Bound", (Wallet,), {"__init__": lambda of: setattr(of, "also", of.earn), "kind": classmethod(str)})
+    monkeypatch.setitem(GIVEN, "given.bound", type("Static", (bound,), {"no": staticmethod(len), "Of": Wallet}))
+    assert list(open_environment("given.bound").tools) == ["also", "earn", "kind"]
 
 
 # --- others' completions ----------------------------------------------------------------------------------------------

@@ -669,7 +669,7 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
         "let each prompt be a list of messages": (Purse, rows.map(lambda row: {"prompt": "?"})),
     }
     for said, (environment, dataset) in cases.items():
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(FtisError, match=said):
             trainer_with(environment, dataset)
     recipe, seeded = scene_recipe(task={"environment": "toys_of_turns.Stone"}), rows.map(lambda row: {"seed": 3})
     for lacking in (rows, {"some": seeded, "others": rows}, None):  # TRL itself gives no seed

@@ -46,6 +46,40 @@ class Wallet:
         return float(self.coins)
 
 
+class Parrot(Wallet):
+    """Its tools say and raise anything, and its property works only while it has coins."""
+
+    coins = 0
+
+    @property
+    def share(self) -> float:
+        return 1 / self.coins
+
+    def say(self, text: object) -> object:
+        """Say a text.
+
+        Args:
+            text: any.
+        """
+        return text
+
+    def power(self, n: int) -> int:
+        """Take a power of ten.
+
+        Args:
+            n: which.
+        """
+        return int(10**n)
+
+    def miss(self, n: int) -> None:
+        """Look a power of ten up.
+
+        Args:
+            n: which.
+        """
+        raise KeyError(10**n)
+
+
 class Purse(Wallet):
     """A wallet whose row says what is in it."""
 

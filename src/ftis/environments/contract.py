@@ -38,6 +38,8 @@ from ftis.seams import ENVIRONMENTS, GIVEN, look_up
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 """A call as Qwen, SmolLM3 and Hermes write it: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
 NO_TOOLS = {"reset", "reply", "get_reward", "close"}
+LATER = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+"""Kinds of functions that answer with an object instead of their result."""
 TURN_SECONDS, TURN_WAITS = 1.0, 20.0
 """The most processor seconds, and the most seconds by the clock, that an environment's process takes for a turn."""
 
@@ -298,6 +300,10 @@ def open_environment(path: str, apart: bool = True) -> Environment:
     tools = tools_of(instance)
     if not tools and not callable(getattr(instance, "reply", None)):
         raise RecipeError(f"{where}: has neither reply(text) nor a public method as a tool; see docs/environments.md")
+    contract = {name: getattr(instance, name, None) for name in ("reset", "reply", "get_reward")}
+    for name, method in {**contract, **tools}.items():
+        if any(is_of_kind(method) for is_of_kind in LATER):
+            raise RecipeError(f"{where}: {name} is async or a generator; write it as a plain method")
     helper = None
     if apart and path not in {*GIVEN, *ENVIRONMENTS}:
         needs = "what the environment imports"
@@ -309,8 +315,10 @@ def tools_of(instance: Any) -> dict[str, Callable[..., Any]]:
     """An environment's public methods by name; none of one with ``reply``."""
     if callable(getattr(instance, "reply", None)):
         return {}
-    public = inspect.getmembers(instance, inspect.ismethod)
-    return {name: method for name, method in public if not name.startswith("_") and name not in NO_TOOLS}
+    static = inspect.getmembers_static(instance)  # a property may not work before reset
+    names = [name for name, value in static if callable(value) or isinstance(value, classmethod)]
+    methods = {name: getattr(instance, name) for name in names if not name.startswith("_") and name not in NO_TOOLS}
+    return {name: method for name, method in methods.items() if inspect.ismethod(method)}
 
 
 def load() -> Judge:

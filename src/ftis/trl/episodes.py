@@ -48,9 +48,6 @@ def factory_of(recipe: Recipe, given: Any, without_us: Mapping[str, Any]) -> Any
             f"task.environment = {path!r} has reply(text), and TRL's environments have tools alone: let ftis join "
             f"train this peer, or write public methods instead"
         )
-    called = [*environment.tools.values(), environment.instance.reset, getattr(environment.instance, "get_reward", len)]
-    if later := [method.__name__ for method in called if inspect.iscoroutinefunction(method)]:
-        raise OptionError(f"task.environment = {path!r}: {later[0]} is async; write it as a plain method")
     if not hasattr(environment.instance, "__dict__"):
         raise OptionError(
             f"task.environment = {path!r} has __slots__, and the object of an episode that took too long gets another "
