@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import math
 import operator
@@ -71,7 +72,7 @@ def player(
     tokenizer = make_tokenizer()
     if template:
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-        tokenizer.add_tokens(list("<>{}\"_/'()"))
+        tokenizer.add_tokens(list("<>{}\"_/'()\\"))
         tokenizer.chat_template = template
     config = PLAIN.model_copy(update={"chat_template": "auto"}) if template else PLAIN
 
@@ -166,10 +167,18 @@ CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + C
 )
 HERE = partial(player, apart=False)
 PLAYERS = [HERE("toys_of_turns.Echo"), HERE("guess"), HERE("calculator", ("=",))]
-PLAYERS.append(HERE("toys_of_turns.Wallet", template=CALLS, most=300))
+PLAYERS.append(HERE("toys_of_turns.Parrot", template=CALLS, most=300))
 COINS = ("2", "NaN", "1e999", '"x"', "{}", "9" * 70)
 PIECES = ["<tool_call>", "</tool_call>", "{", "[", "null", '{"name": "earn"}', '{"name": "get_reward"}']
 PIECES += [f'<tool_call>{{"name": "earn", "arguments": {{"coins": {n}}}}}</tool_call>$' for n in COINS]
+SAID = {  # a call, and what the model reads
+    '{"name": "say", "arguments": {"text": "\\ud83d"}}': "?",
+    '{"name": "\\udc00"}': "{'error': 'LookupError: there is no tool ?'}",
+    '{"name": "say", "arguments": {"\\ud83d": 1}}': "TypeError",
+    '{"name": "power", "arguments": {"n": 5000}}': "ValueError",
+    '{"name": "miss", "arguments": {"n": 5000}}': "{'error': 'KeyError'}",
+}
+PIECES += [f"<tool_call>{call}</tool_call>$" for call in SAID]
 
 
 @given(
@@ -280,6 +289,53 @@ def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
         other = player("toys_of_turns.Wallet", template=template)
         with pytest.raises(TaskError, match=r"task\.environment with tools"):
             require_tools(other.environment.tools, other.config, other.tokenizer)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_all_that_a_tool_gives_or_raises_is_text_that_a_tokenizer_takes(apart: bool) -> None:
+    play = player("toys_of_turns.Parrot", template=CALLS, most=300, apart=apart)
+    for call, answer in SAID.items():
+        text = f"<tool_call>{call}</tool_call>"
+        ((found,),) = play.environment.play(ASKED, [text]).answers
+        assert answer in found["content"]
+        json.dumps(found, ensure_ascii=False).encode()
+        assert admitted(play, f"{text}$7$", f"{text}$7$").admitted
+    play.close()
+
+
+def test_all_other_text_of_an_environment_is_one_that_a_tokenizer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reward(of: Any) -> float:
+        raise ValueError("\udc00")
+
+    said = {"reset": lambda of, **row: "\ud83d", "reply": lambda of, text: "\udc00" if text == "5" else None}
+    monkeypatch.setitem(GIVEN, "given.half", type("Half", (), said))
+    play = player("given.half", template=CHATML, most=200)
+    assert play.environment.play(ASKED, ["5", "7"]).observation == "?"
+    assert len(play.render(ASKED))
+    assert admitted(play, "5$7$", "7$").admitted
+    monkeypatch.setitem(GIVEN, "given.half", type("Half", (), {**said, "get_reward": reward}))
+    assert only(admitted(player("given.half"), "7$", "7$")).detail.encode()
+
+
+COLUMNS: dict[str, Any] = {"name": "x", "function": "x", "path": "x", "most": 1, "answer": "9", "self": EpisodeError}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_column_may_have_any_name_that_reset_takes(apart: bool) -> None:
+    play = player("toys_of_turns.Wallet", template=CALLS, most=300, apart=apart)
+    for name, value in COLUMNS.items():
+        refused = value is EpisodeError
+        with pytest.raises(EpisodeError, match="reset raised TypeError") if refused else contextlib.nullcontext():
+            assert play(dataclasses.replace(ASKED, columns={name: value if not refused else 1}), ids_of(play, "7$"))
+    play.close()
+
+
+@pytest.mark.parametrize("value", [datetime.date(2026, 1, 1), b"x", Decimal(1), {"in": [1j]}])
+def test_a_column_that_cannot_reach_an_environments_process_is_named(value: object) -> None:
+    asked = dataclasses.replace(ASKED, columns={"day": value})
+    with pytest.raises(EpisodeError, match="column 'day'"):
+        player("toys_of_turns.Wallet", template=CALLS).render(asked)
+    assert len(HERE("toys_of_turns.Wallet", template=CALLS).render(asked))
 
 
 def test_peers_compare_how_they_write_an_answer() -> None:

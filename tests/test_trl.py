@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -667,6 +668,7 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
         "is async": (type("Later", (Wallet,), {"earn": earn}), rows),
         "__slots__": (type("Slotted", (), {"__slots__": ("coins",), **tools}), rows),
         "let each prompt be a list of messages": (Purse, rows.map(lambda row: {"prompt": "?"})),
+        "column 'day'": (Purse, rows.add_column("day", [date(2026, 1, 1)] * 12)),
     }
     for said, (environment, dataset) in cases.items():
         with pytest.raises(FtisError, match=said):

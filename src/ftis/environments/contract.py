@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -143,6 +143,8 @@ class Environment:
         if self.helper is None:
             yield from (self.play_here(**request) for request in requests)
             return
+        for request in requests:
+            self.require_json(request["row"])
         for (prompt, *_), found in zip(episodes, self.helper.ask_all(requests), strict=False):
             if found is None:
                 raise EpisodeError(
@@ -190,10 +192,30 @@ class Environment:
         of_round = () if prompt.round is None else (prompt.round + 1,)
         return {"seed": int(np.random.SeedSequence((self.seed, prompt.item, *of_round)).generate_state(1)[0])}
 
-    def play_here(
-        self, row: Mapping[str, Any], turns: Sequence[str], most: int, known: int, overdue: bool
-    ) -> Transcript:
-        """Play an episode in this process."""
+    def require_json(self, row: Mapping[str, Any]) -> None:
+        """Require a row that another process can read.
+
+        Raises:
+            EpisodeError: names the column that it cannot.
+        """
+        for name, value in row.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise EpisodeError(
+                    f"task.environment {self.path!r}: column {name!r} holds {value!r:.80}, and a row goes to the "
+                    f"environment's process as JSON: leave the column out, or write it as text or numbers"
+                ) from error
+
+    def play_here(self, **request: Any) -> Transcript:
+        """Play an episode in this process.
+
+        Raises:
+            EpisodeError: as :meth:`play_all`, and for all else that goes wrong: the actions may be a stranger's.
+        """
+        return cast(Transcript, self._call("an episode", self._play, **request))
+
+    def _play(self, row: Mapping[str, Any], turns: Sequence[str], most: int, known: int, overdue: bool) -> Transcript:
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values()):
             row = {name: row[name] for name in self.parameters if name in row}
         observation, answers = self._text("reset", self.instance.reset, **row) or "", list[list[Message]]()
@@ -252,29 +274,45 @@ class Environment:
         name = ""
         try:
             request = json.loads(call)
-            name, arguments = str(request["name"]), request.get("arguments") or {}
+            name, arguments = encodable(str(request["name"])), request.get("arguments") or {}
             if name not in self.tools:
                 raise LookupError(f"there is no tool {name}")
-            result: Any = self.tools[name](**arguments)
+            result = str(self.tools[name](**arguments))
         except Exception as error:  # the model's text and the user's code: anything may be wrong
-            result = {"error": f"{type(error).__name__}: {error}"}
-        return {"role": "tool", "name": name, "content": str(result)}
+            result = str({"error": described(error)})
+        return {"role": "tool", "name": name, "content": encodable(result)}
 
-    def _text(self, name: str, function: Callable[..., Any], *arguments: Any, **row: Any) -> str | None:
+    # A row's columns may have the names of these parameters.
+    def _text(self, name: str, function: Callable[..., Any], /, *arguments: Any, **row: Any) -> str | None:
         text = self._call(name, function, *arguments, **row)
         if text is None or isinstance(text, str):
-            return text
+            return text and encodable(text)
         raise EpisodeError(f"task.environment {self.path!r}: {name} returned {text!r:.80}; return text or None")
 
-    def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **row: Any) -> Any:
+    def _call(self, name: str, function: Callable[..., Any], /, *arguments: Any, **row: Any) -> Any:
         try:
             return function(*arguments, **row)
+        except EpisodeError:
+            raise
         except Exception as error:  # the user's code may raise anything
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise EpisodeError(
-                f"task.environment {self.path!r}: {name} raised {type(error).__name__}: {error!s:.300} "
+                f"task.environment {self.path!r}: {name} raised {encodable(described(error)):.300} "
                 f"({place.filename}, line {place.lineno}); correct it there"
             ) from error
+
+
+def encodable(text: str) -> str:
+    """A text that every tokenizer takes: ``?`` for half of a surrogate pair, which JSON can write."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def described(error: Exception) -> str:
+    """An error's kind and, if it can be written, its text: a KeyError of a number may have too many digits."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def open_environment(path: str, apart: bool = True) -> Environment:

@@ -79,10 +79,11 @@ class Stage:
 
     @staticmethod
     def of(player: Player, dataset: Any, factory: Callable[[], Any], pool: list[Any]) -> Stage:
-        """The stage of a player, unless the data set's prompts cannot show an environment's tools.
+        """The stage of a player.
 
         Raises:
-            OptionError: they cannot.
+            OptionError: the data set's prompts cannot show an environment's tools.
+            EpisodeError: its rows cannot reach the environment's process.
         """
         if not is_conversational(dataset[0]):
             raise OptionError(
@@ -95,6 +96,8 @@ class Stage:
                 f"process, without limits of time and memory: write it into a module and import it",
                 stacklevel=4,
             )
+        else:
+            player.environment.require_json(dataset[0])
         return Stage(player, factory, pool)
 
     def environments(self, n: int) -> list[Any]:
