@@ -285,8 +285,10 @@ def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
         text, reward = after(call)
         assert (reward, "error" in text) == (0.0, True), call
     require_tools(play.environment.tools, play.config, play.tokenizer)
-    for template in ("", CHATML):
-        other = player("toys_of_turns.Wallet", template=template)
+    special = player("toys_of_turns.Wallet", template=CALLS)
+    special.tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    others = [player("toys_of_turns.Wallet", template=template) for template in ("", CHATML)]
+    for other in (*others, special):
         with pytest.raises(TaskError, match=r"task\.environment with tools"):
             require_tools(other.environment.tools, other.config, other.tokenizer)
 

@@ -15,6 +15,7 @@ import numpy as np
 from ftis.config import PromptConfig, Recipe, TaskConfig
 from ftis.engines.models import SAMPLES
 from ftis.engines.stops import cut_at, holds, stopped_at
+from ftis.engines.texts import texts_of
 from ftis.environments.contract import CALL, Actions, Environment, Message, Transcript, open_environment
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.policy import Policy, positions_of
@@ -391,13 +392,14 @@ def player_of(task: TaskConfig, recipe: Recipe, policy: Policy) -> Player | None
 
 
 def require_tools(tools: Mapping[str, Tool], config: PromptConfig, tokenizer: Any) -> None:
-    """Compare a call that the chat template writes with the call that is read from it.
+    """Compare a call that the chat template writes with the call that is read from its tokens.
 
     Args:
         tools: an environment's by name; none want no template.
 
     Raises:
-        TaskError: there is no chat template, or it writes another call.
+        TaskError: there is no chat template, it writes another call, or the call's tags are special tokens, which a
+            turn's text leaves out.
     """
     if not tools:
         return
@@ -410,13 +412,13 @@ def require_tools(tools: Mapping[str, Tool], config: PromptConfig, tokenizer: An
     call = {"type": "function", "function": {"name": name, "arguments": {"x": "1"}}}
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, tools=list(tools.values()))
-    written = CALL.findall(text.rpartition("?")[2])
+    turn = texts_of(tokenizer)(tokenizer(text.rpartition("?")[2], add_special_tokens=False)["input_ids"])
     try:
-        (read,) = map(json.loads, written)
+        (read,) = map(json.loads, CALL.findall(turn))
     except ValueError:
         read = None
     if read != {"name": name, "arguments": {"x": "1"}}:
         raise TaskError(
-            f"{where}: the chat template of {model} does not write calls as <tool_call>{{…}}</tool_call>: take another "
-            f"model, or an environment with reply(text)"
+            f"{where}: a call by the chat template of {model} reads as {turn!r:.200}, without its special tokens, and "
+            f"not as <tool_call>{{…}}</tool_call>: take another model, or an environment with reply(text)"
         )
