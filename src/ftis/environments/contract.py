@@ -295,10 +295,12 @@ class Environment:
         except EpisodeError:
             raise
         except Exception as error:  # the user's code may raise anything
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            *within, (path, line, *_) = traceback.extract_tb(error.__traceback__)
+            if not within and (code := getattr(function, "__code__", None)):  # the arguments do not fit it
+                path, line = code.co_filename, code.co_firstlineno
             raise EpisodeError(
                 f"task.environment {self.path!r}: {name} raised {encodable(described(error)):.300} "
-                f"({place.filename}, line {place.lineno}); correct it there"
+                f"({path}, line {line}); correct it there"
             ) from error
 
 
