@@ -513,7 +513,7 @@ def test_a_class_is_not_made_to_know_whether_it_gives_a_reward(monkeypatch: pyte
         assert _owns_reward("given.one") == (of is Priceless)
 
 
-@pytest.mark.parametrize("reward", [None, True, "1", math.nan, math.inf])
+@pytest.mark.parametrize("reward", [None, True, "1", math.nan, math.inf, -1e10])
 def test_a_reward_that_is_no_finite_number_is_named(reward: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Priceless, "reward", reward)
     play = player("toys_of_turns.Priceless", apart=False)

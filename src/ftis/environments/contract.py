@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 import signal
 import sys
@@ -32,6 +31,7 @@ import numpy as np
 from ftis.config import RecipeError
 from ftis.episodes import EpisodeError
 from ftis.rewards.helper import Helper, Judge, RetireError, serve
+from ftis.rewards.scoring import LARGEST_REWARD
 from ftis.rollouts import Prompt
 from ftis.seams import ENVIRONMENTS, GIVEN, look_up
 
@@ -232,8 +232,8 @@ class Environment:
         if not self.owns_reward:
             return Transcript(observation, answers, None)
         reward = self._call("get_reward", self.instance.get_reward)
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            said = f"get_reward returned {reward!r:.80}; return a finite number"
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= LARGEST_REWARD:
+            said = f"get_reward returned {reward!r:.80}; return a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
             raise EpisodeError(f"task.environment {self.path!r}: {said}")
         return Transcript(observation, answers, float(reward))
 
