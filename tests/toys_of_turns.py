@@ -124,7 +124,7 @@ class Hashed(Echo):
     """Hides a number that depends on its process."""
 
     def get_reward(self) -> float:
-        return float(hash(self.answer))
+        return float(hash(self.answer) % 2**20)
 
 
 class Fragile(Echo):
