@@ -70,7 +70,7 @@ def a_round_late(peers: Mapping[str, Rounds]) -> None:
             try:
                 sent[name] = rounds.send(replies[name])
             except StopIteration:
-                going.pop(name)
+                going.pop(name, None)
         for name in going:
             others = tuple(other for other in peers if other != name)
             late = tuple((other, before[other].round, before[other].message) for other in others if other in before)

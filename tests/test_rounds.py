@@ -107,7 +107,9 @@ CASES = {
         SPOILED, 10, settings={**STOP, "quorum": 1}, fails=r"missing: b \(refused\), c \(not seen yet\)"
     ),
     # those who finished before
-    "finished": Case(of_d(AHEAD, (4, "finishes")), 4, "d", ALL, says="without d, who finished it before"),
+    "finished": Case(
+        of_d(AHEAD, (4, "finishes"), (5, "answers without this round")), 5, "d", ALL, says="who finished it before"
+    ),
     "finished, by an offer that it contradicts": Case(
         of_d(AHEAD, (3.5, "equivocates on the last round"), (4, "finishes")), None, settings=ALL, says="d is gone"
     ),
@@ -119,6 +121,9 @@ CASES = {
     ),
     "finished, and serves nothing": Case(
         of_d(AHEAD, (3, "offers"), (4, "finishes")), 20.5, "d", says="closed at its deadline without d"
+    ),
+    "finished, and its offers come to be known": Case(
+        of_d((4, "finishes"), (7, "offers the last round"), (7, "offers"), (9, "delivers")), 9, settings=STOP
     ),
     "killed after the last round": Case(of_d(AHEAD, (4, "leaves")), None, settings=ALL, says="d is gone"),
     "beyond the round, which it no longer offers": Case(

@@ -120,6 +120,8 @@ class Copied(Sampler):
             raise
         self._coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
         self._largest_gap = LARGEST_GAP[torch.bfloat16 if self._coarse else torch.float32]
+        self._rounded: dict[float, float] = {}
+        """The largest gap by temperature, where rounding was looked at."""
         # Most of a gap in bfloat16 is this. Over a few tokens it may look smaller by chance.
         self._noise = self._largest_gap / 3 if self._coarse else FINEST
         self._checked: set[Decoding] = set()
@@ -260,16 +262,15 @@ class Copied(Sampler):
         return moved > STILL
 
     def _check_gap(self, what: str, policy: Policy, rows: Rows, remedy: str, temperature: float = 1.0) -> None:
-        if self.gap <= self._largest_gap:
+        largest = self._rounded.get(temperature, self._largest_gap)
+        if self.gap > largest and self._coarse:  # a model with sharp distributions rounds more coarsely than most
+            largest = self._rounded[temperature] = max(largest, ROUNDED * rounding(policy, rows, temperature))
+        if self.gap <= largest:
             return
-        if self._coarse:  # a model with sharp distributions rounds more coarsely than most
-            self._largest_gap = max(self._largest_gap, ROUNDED * rounding(policy, rows, temperature))
-            if self.gap <= self._largest_gap:
-                return
         raise SamplerError(
             f"{self.engine.name} does not sample the learner: its log-probabilities {what} are {self.gap:.2g} nats "
             f"from the learner's (root mean square over {sum(map(len, rows.completions))} tokens), and rounding "
-            f"explains {self._largest_gap:.2g}. {remedy}"
+            f"explains {largest:.2g}. {remedy}"
         )
 
     def _scores(self, policy: Policy, rows: Rows) -> tuple[Nats, Nats]:

@@ -15,7 +15,7 @@ EXPRESSION = re.compile(rf"[-+*/().,{MONEY}\d ]{{1,{LONGEST}}}$")
 BEGIN = re.compile(r"(?<![\w.,)])[-+]?(?:\(|\.?\d)")
 """Where an expression may begin: a sign has its number right behind it, and no word or number goes on."""
 GOES_ON = re.compile(
-    r"(?:\d.|\)[-+(]|[^\W\d_][-+]|\S[^\S\n]*[-+*/×÷·−–^%].|[\d%] of.|\\[a-z]+."
+    r"(?:\d.|\)[-+(]|[^\W\d_][-+]|\S[^\S\n]*[-+*/×÷·−–^%][^\S\n(]*.|√.|[\d%] of.|\\[a-z]+."
     r"|(?<![^\W\d_])(?:x|times|plus|minus|(?:divid|multipli)ed by).)$",
     re.IGNORECASE,
 )
@@ -80,6 +80,8 @@ def _value(node: ast.expr, source: str) -> Fraction:
             return Fraction(written)  # the node's value is a float, which has fewer digits
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, source)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand, source)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             found: Fraction = OPERATORS[type(op)](_value(left, source), _value(right, source))
             return found

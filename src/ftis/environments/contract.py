@@ -340,9 +340,9 @@ def open_environment(path: str, apart: bool = True) -> Environment:
     tools = tools_of(instance)
     if not tools and not callable(getattr(instance, "reply", None)):
         raise RecipeError(f"{where}: has neither reply(text) nor a public method as a tool; see docs/environments.md")
-    contract = {name: getattr(instance, name, None) for name in ("reset", "reply", "get_reward")}
+    contract = {name: inspect.getattr_static(instance, name, None) for name in ("reset", "reply", "get_reward")}
     for name, method in {**contract, **tools}.items():
-        if any(is_of_kind(method) for is_of_kind in LATER):
+        if any(is_of_kind(getattr(method, "__func__", method)) for is_of_kind in LATER):
             raise RecipeError(f"{where}: {name} is async or a generator; write it as a plain method")
     helper = None
     if apart and path not in {*GIVEN, *ENVIRONMENTS}:

@@ -4,7 +4,7 @@
     recipe.json, provenance.json as of any run
     <arm>/<peer>/                records and checkpoints, as of any run, and besides
         events.jsonl             who came, left, was late or refused, with the time
-        outbox/                  own messages that others may still ask for
+        outbox/                  own messages that others may still ask for; in an open swarm, whose name is whose
 
 <output_dir>/<name>-seed<seed>-<peer>.identity/
     incarnation                  how often this peer has been started
@@ -173,10 +173,9 @@ def join(
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
-    goes_on = claim(directory, resume, swarm, tasks=able.own.tasks, joined=name)
-    if goes_on:
-        say(Planned((goes_on,)))
-    with locked(directory / arm_name / ".lock", 0):
+    with locked(lock := directory / arm_name / ".lock", 0):
+        if goes_on := claim(directory, resume, swarm, tasks=able.own.tasks, joined=name, held=[lock]):
+            say(Planned((goes_on,)))
         place.mkdir(parents=True, exist_ok=True)
         placed(say, arm=arm_name)(ArmBegun((name,), swarm.training.rounds, swarm.exchange == "text"))
         torch.set_num_threads(swarm.threads or cores())

@@ -147,7 +147,8 @@ def claim(
 
     Raises:
         RunError: as :func:`may_claim`.
-        InUseError: another recipe trains there without records yet, or this one with other values of :data:`NOTED`.
+        InUseError: another recipe trains there without records yet, or this one with other arms or values of
+            :data:`NOTED`.
     """
     differences = may_claim(directory, resume, recipe, records, tasks=tasks)
     if differences is None:
@@ -167,7 +168,8 @@ def claim(
             write_run(directory, about, recipe)
         return ""
     (added, changed), now = differences, provenance(recipe)
-    with _unused(directory, held) if changed else contextlib.nullcontext():  # who trains has the earlier values
+    # A process that trains there has the earlier arms and values.
+    with _unused(directory, held) if added or changed else contextlib.nullcontext():
         others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
     longer = f"; {_shown(changed)}" if changed else ""
     since = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""

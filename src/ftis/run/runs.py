@@ -49,6 +49,9 @@ from ftis.run.together import Rounds, Turns, in_turns
 from ftis.run.training import Trainer
 from ftis.run.workers import Job, Stop, interrupts, run_jobs
 
+LOCK_PATIENCE = 1.0
+"""Seconds for which a lock is tried: a command that is refused may hold it for a moment."""
+
 
 @dataclass(frozen=True)
 class PeerJob:
@@ -328,7 +331,7 @@ def _locked(directory: Path, arm: Arm) -> Iterator[None]:
     """Hold an arm, or a part of it: a lock per swarm, so that others can be run meanwhile."""
     with ExitStack() as held:
         for lock in swarm_locks(directory, arm):
-            held.enter_context(locked(lock, 0))
+            held.enter_context(locked(lock, LOCK_PATIENCE))
         yield
 
 

@@ -82,9 +82,10 @@ class Outbox:
     def keep_keys(self) -> None:
         """Keep :attr:`first_keys` for the next start of this peer, if there are more by now."""
         if len(self.first_keys) > self._kept:
-            self._kept = len(self.first_keys)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_json(self.directory / KEYS, self.first_keys)
+            with contextlib.suppress(OSError):  # tried again with the next offer
+                self.directory.mkdir(parents=True, exist_ok=True)
+                write_json(self.directory / KEYS, self.first_keys)
+                self._kept = len(self.first_keys)
 
     def offer_again(self, round: int) -> None:
         """Offer the rounds before ``round`` again, after a restart. Later ones may come out otherwise: drop them."""

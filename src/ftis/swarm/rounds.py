@@ -46,7 +46,8 @@ MAX_COMINGS = 8
 MOST_NAMES = 8
 """Peers that a sentence names; it counts the others."""
 NOTICES = {
-    Reason.FORGED: "an offer in the name of {peer} was not signed by its key and is refused",
+    Reason.FORGED: "an offer in the name of {peer} was not signed by its key and is refused; in an open swarm "
+    "outbox/keys.json here holds the key that came first",
     Reason.EQUIVOCATION: "{peer} signed {detail}: neither counts, and it should run in one place only",
 }
 """Sentences on refused offers, each said once for a peer."""
@@ -399,7 +400,7 @@ class Rounds:
         return self._awaited.round - self.settings.max_staleness
 
     def _fetches(self) -> list[Decision]:
-        """One fetch at a time per peer, this round's before late ones and beside one that is under way."""
+        """One fetch at a time per peer, this round's before late ones, and beside late ones that are under way."""
         oldest = max(self._oldest, self._first_round)
         fetches: list[Decision] = []
         for name in self._awaited.wanted:
@@ -507,7 +508,7 @@ class Rounds:
             return False
         if other.live:
             return min(other.presence.values()) <= round
-        if other.serves(round):
+        if other.serves(round) or (other.serving and not other.answered):  # its offers may not be known yet
             return True
         return other.gone_since is not None and now - other.gone_since < GRACE_SECONDS
 
@@ -546,14 +547,15 @@ class Rounds:
         """The remedy for peers without a sign; empty if all are present."""
         unseen = [name for name in names if not (self._others[name].met or name in self._mismatches)]
         gone = [name for name in names if self._others[name].gone_since is not None]
-        twice = [name for name in names if self._awaited.round in self._others[name].refused]
+        refused = [name for name in names if self._awaited.round in self._others[name].refused]
+        twice = [name for name in refused if (name, Reason.EQUIVOCATION) in self._notified]
         text = ""
         if unseen:
             text += f"; start {', '.join(unseen)}, or check on both sides who listens and connects where"
         if gone:
             text += f"; start {', '.join(gone)} again there with --resume, or mend the connection"
         if twice:
-            text += f"; run {', '.join(twice)} in one place only, and start it again there with --resume"
+            text += f"; run each of {', '.join(twice)} in one place only, and start it again there with --resume"
         return text
 
     def _state(self, name: str, now: float | None = None) -> str:
