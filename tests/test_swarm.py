@@ -84,7 +84,7 @@ def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_o
     place: Path, models: dict[str, Path]
 ) -> None:
     other = with_another_tokenizer(models["c"], place / "other")
-    keys = ("--set", "network.quorum=1", "--set", "network.start_seconds=8", "--set", "training.rounds=2")
+    keys = ("--set", "network.quorum=1", "--set", "network.start_seconds=8", "--set", "training.rounds=4")
     processes = {name: joined(place, name, *keys) for name in "ab"}
     processes["c"] = joined(place, "c", *keys, "--set", f"peers.c.model={json.dumps(str(other))}")
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 1}
