@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -108,20 +109,21 @@ class Contexts:
 
     def _known(self, table: int, keys: Keys) -> Counts:
         """How often each key was counted."""
-        young, old = self._young[table], self._old[table]
         unique, place = np.unique(keys, return_inverse=True)
-        return np.array([young.get(key, 0) + old.get(key, 0) for key in unique.tolist()], dtype=np.int64)[place]
+        return self._counted(table, unique.tolist())[place]
+
+    def _counted(self, table: int, keys: Sequence[int]) -> Counts:
+        return _counts(self._young[table], keys) + _counts(self._old[table], keys)
 
     def _count(self, table: int, keys: Keys) -> Counts:
         """How often each key occurred before its place; then all of them are counted."""
-        young, old = self._young[table], self._old[table]
+        young = self._young[table]
         order = np.argsort(keys, kind="stable")
         in_order = keys[order]
         first = np.flatnonzero(np.diff(in_order, prepend=-1))
         repeats = np.diff(first, append=len(keys))
         unique = in_order[first].tolist()
-        known = np.array([young.get(key, 0) for key in unique], dtype=np.int64)
-        before = known + np.array([old.get(key, 0) for key in unique], dtype=np.int64)
+        known, before = _counts(young, unique), self._counted(table, unique)
         young.update(zip(unique, (known + repeats).tolist(), strict=True))
         counts = np.empty(len(keys), dtype=np.int64)
         counts[order] = np.repeat(before - first, repeats) + np.arange(len(keys))
@@ -163,22 +165,25 @@ def renumbered(keys: Keys, new_number: Keys, tokens: int) -> tuple[Keys, npt.NDA
     return sum((part << place * ID_BITS for place, part in enumerate(parts)), np.zeros_like(keys)), there
 
 
+def _counts(of: Mapping[int, int], keys: Sequence[int]) -> Counts:
+    return np.fromiter(map(of.get, keys, repeat(0)), np.int64, len(keys)) if of else np.zeros(len(keys), np.int64)
+
+
 def _combined(pair: Counts, context: Counts, pair_1: Counts, context_1: Counts) -> Probabilities:
     q: Probabilities = (pair + pair_1 / (context_1 + 1)) / (context + 1)
     return q
 
 
-def _keys(completions: Sequence[Ints]) -> Iterator[Keys]:
+def _keys(completions: Sequence[Ints]) -> tuple[Keys, ...]:
     """Of each token: its context of two tokens with it and without, and that of one token, as numbers."""
-    starts = np.full(2, START, dtype=np.int64)
-    padded = np.concatenate([np.zeros(0, np.int64), *(part for ids in completions for part in (starts, ids))])
-    lengths = [len(ids) for ids in completions]
-    place = np.arange(sum(lengths)) + 2 * np.repeat(np.arange(len(lengths)) + 1, lengths)
-    if (highest := int(padded[place].max(initial=0))) >= START:
+    length_N = np.fromiter(map(len, completions), np.int64)
+    place_T = np.arange(length_N.sum()) + np.repeat(np.arange(2, 2 * len(length_N) + 1, 2), length_N)
+    padded = np.full(len(place_T) + 2 * len(length_N), START, dtype=np.int64)
+    padded[place_T] = token = np.concatenate(completions, dtype=np.int64)
+    if (highest := int(token.max(initial=0))) >= START:
         raise FtisError(
             f'token id {highest}: the honesty test tells ids below {START} apart: set honesty.action = "off"'
         )
-    token, last, before = padded[place], padded[place - 1], padded[place - 2]
-    for context in (before << ID_BITS | last, last):
-        yield context << ID_BITS | token
-        yield context
+    one = padded[place_T - 1]
+    two = padded[place_T - 2] << ID_BITS | one
+    return two << ID_BITS | token, two, one << ID_BITS | token, one

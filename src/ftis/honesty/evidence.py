@@ -154,21 +154,26 @@ def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64,
         log Σ_k weight_k · ratio_k of each unit, [2, N, U], and the weights after each rollout, [2, N, K].
     """
     n, units, ways = ratios.counts_NUC.shape
-    equal = share * EQUAL[:, None, :]
-    current = np.repeat(weights[:, None, :], n, axis=1)
+    equal_KW1 = share * EQUAL.T[:, :, None]
     counts_NU = ratios.counts_NUC.sum(2)
     first = np.stack([counts_NU / ways, (counts_NU + ratios.old_NU) / (ways + 1)])
     first = (1 - share / 2) + share / 2 * first
     others_NUC = np.concatenate([ratios.counts_NUC, ratios.old_NU[:, :, None]], axis=2)
-    totals_WNU = np.ones((2, n, units))
-    for unit in range(units):
-        going = np.flatnonzero(unit < ratios.length_N)
-        others = others_NUC[going, unit]
-        ratio_WNC = np.concatenate([first[:, going, unit, None], np.stack([others, others])], axis=2)
-        parts = current[:, going] * ratio_WNC
-        totals_WNU[:, going, unit] = total = parts.sum(2)
-        current[:, going] = parts * ((1 - share) / total)[:, :, None] + equal
-    return np.log(totals_WNU), current
+    # The longest rollouts stand first, so those that go on at a unit are a slice.
+    longest = np.argsort(-ratios.length_N, kind="stable")
+    going_U = (ratios.length_N > np.arange(units)[:, None]).sum(1).tolist()
+    ratio_UKWN = np.empty((units, weights.shape[1], 2, n))
+    ratio_UKWN[:, 0] = first[:, longest].transpose(2, 0, 1)
+    ratio_UKWN[:, 1:] = others_NUC[longest].transpose(1, 2, 0)[:, :, None]
+    current_KWN = np.repeat(weights.T[:, :, None], n, axis=2)
+    totals_UWN = np.ones((units, 2, n))
+    for ratio_KWN, total_WN, going in zip(ratio_UKWN, totals_UWN, going_U, strict=True):
+        parts = current_KWN[..., :going] * ratio_KWN[..., :going]
+        total_WN[:, :going] = total = parts.sum(0)
+        current_KWN[..., :going] = parts * ((1 - share) / total) + equal_KW1
+    back = np.argsort(longest)
+    gains_WNU = np.ascontiguousarray(np.log(totals_UWN[..., back]).transpose(1, 2, 0))
+    return gains_WNU, current_KWN[..., back].transpose(1, 2, 0)
 
 
 def ratios_of(

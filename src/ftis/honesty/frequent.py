@@ -83,12 +83,11 @@ class Frequent:
 
         contexts, context_A = np.unique(keys >> ID_BITS, return_inverse=True)
         context_P, counted = _lookup(contexts, key_P >> ID_BITS)
-        places_GC = np.zeros((groups, len(contexts)))
-        np.add.at(places_GC, (group_P[counted], context_P[counted]), 1)
+        places_GC = _sums(group_P[counted], context_P[counted], (groups, len(contexts)))
         key_of_P, hits = _lookup(keys, key_P)
         hits[hits] = first_A[key_of_P[hits]] < group_P[hits]
-        log_e_GAK = places_GC[:, context_A, None] * LOG_REST
-        np.add.at(log_e_GAK, (group_P[hits], key_of_P[hits]), gain_PK[hits])
+        of_hits = [_sums(group_P[hits], key_of_P[hits], (groups, len(keys)), gain_P) for gain_P in gain_PK[hits].T]
+        log_e_GAK = places_GC[:, context_A, None] * LOG_REST + np.stack(of_hits, axis=2)
         self._keys, self._r_AK = keys, r_AK
         for group, e_AK in enumerate(np.exp(np.minimum(log_e_GAK, math.log(LARGEST)))):
             known_A = first_A < group
@@ -148,6 +147,12 @@ def _gains(rollouts: Sequence[Rollout]) -> Floats64:
     """log(1 − ε + ε/π_gen) of each token of the rollouts, end to end, and ε: [T, K]."""
     log_p_T1 = np.concatenate([r.gen_logp for r in rollouts]).astype(np.float64)[:, None] + TOLERANCE
     return np.logaddexp(LOG_REST, np.log(SHARES) - log_p_T1)
+
+
+def _sums(row_P: Keys, column_P: Keys, shape: tuple[int, int], weight_P: Floats64 | None = None) -> Floats64:
+    """The sum of the weights of each row and column, or how often they occur."""
+    sums = np.bincount(row_P * shape[1] + column_P, weight_P, shape[0] * shape[1])
+    return sums.reshape(shape).astype(np.float64, copy=False)
 
 
 def _lookup(among: Keys, keys: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,19 @@ class Message:
     group_N: npt.NDArray[np.int64]
     old_logp: Sequence[Floats | None]
     raised_N: npt.NDArray[np.bool_]
+
+
+def joined(messages: Sequence[Message]) -> Message:
+    """Messages of one round as if one sender had sent them."""
+    groups_M = [int(message.group_N[-1]) + 1 for message in messages]
+    firsts_M = np.cumsum(groups_M) - groups_M
+    return Message(
+        round=messages[0].round,
+        rollouts=[rollout for message in messages for rollout in message.rollouts],
+        group_N=np.concatenate([message.group_N + first for message, first in zip(messages, firsts_M, strict=True)]),
+        old_logp=[logp for message in messages for logp in message.old_logp],
+        raised_N=np.concatenate([message.raised_N for message in messages]),
+    )
 
 
 @dataclass
@@ -206,12 +220,16 @@ class HonestyTest(Selection):
         foreign = _foreign(judged)
         # The order must not depend on these very messages. Those under least suspicion come first.
         before = {name: self._sender(name).nats for name, _ in foreign}
-        for name, round in sorted(foreign, key=lambda sent: (sent[1], before[sent[0]], sent[0])):
+        ordered, passed = sorted(foreign, key=lambda sent: (sent[1], before[sent[0]], sent[0])), []
+        for name, round in ordered:
             sender, message = self._sender(name), self._message(judged, name, round)
-            if round <= sender.newest or (
-                not sender.add(message, self.threshold) and sender.found is None and not self._passes(message)
-            ):
+            if round <= sender.newest:
                 self.refused.add((name, round))
+            elif not sender.add(message, self.threshold) and sender.found is None:
+                passed.append((name, message))
+        if len(self.recipe.peers) > 2:
+            for _, of_round in groupby(passed, lambda one: one[1].round):
+                self._test_together(list(of_round))
 
     def _message(self, judged: Judged, name: str, round: int) -> Message:
         batch = judged.batch
@@ -224,21 +242,27 @@ class HonestyTest(Selection):
         raised_N = (judged.advantage_N[rows] > 0).numpy()
         return Message(round, rollouts, group_N, known, raised_N)
 
-    def _passes(self, message: Message) -> bool:
-        """Whether all senders' messages, with this one, may have been drawn from what they report.
+    def _test_together(self, sent: Sequence[tuple[str, Message]]) -> None:
+        """Refuse messages of one round until all senders' others may have been drawn from what they report.
 
-        A message that is older than another's cannot be tested so, since others may have been trained on it.
+        All are tried as one message, and one by one if that fails. The first refusal in a run takes a failure of both,
+        so the bound of the first holds. Messages that are older than others cannot be tested so, since those others'
+        senders may have been trained on them.
         """
-        if len(self.recipe.peers) == 2 or message.round < self.together.newest:
-            return True
+        messages = [message for _, message in sent]
+        if messages[0].round < self.together.newest:
+            return
+        tried, message = copy.deepcopy(self.together), joined(messages)
         if self.recipe.training.mode == "horizontal":
             # Whether Â ≠ 0, and so whether log π_old is known, depends on messages of this round that come later.
             message = replace(message, old_logp=[None] * len(message.rollouts))
-        tried = copy.deepcopy(self.together)
-        if tried.add(message, self.threshold):
-            return False
-        self.together = tried
-        return True
+        if not tried.add(message, self.threshold):
+            self.together = tried
+        elif len(sent) == 1:
+            self.refused.add((sent[0][0], message.round))
+        else:
+            for one in sent:
+                self._test_together([one])
 
     def shares(self, judged: Judged) -> Tensor:
         if not self._acts:
