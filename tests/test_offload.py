@@ -23,6 +23,7 @@ from ftis.recipe.parsing import load
 from ftis.records.events import Event, RoundEnded
 from ftis.run import runs
 from ftis.run.assembly import assemble
+from ftis.run.checkpoint import hand_over
 from recipes import write_recipe
 
 
@@ -189,6 +190,30 @@ def test_only_what_a_step_may_have_changed_is_copied_again(tiny_policy: TinyPoli
             policy.optimizer.step()
         for parameter, was, now in zip(policy.model.parameters(), before, away_and_back(), strict=True):
             assert torch.equal(now, was + 1 if steps and parameter.requires_grad else was)
+
+
+def test_weights_and_moments_of_a_checkpoint_outlive_the_wait(tiny_policy: TinyPolicy) -> None:
+    policy = tiny_policy(learning_rate=1e-2)
+    movable = Movable(policy, keeps_base=False)
+
+    def learn(of: Policy) -> None:
+        for parameter in of.trainable:
+            parameter.grad = torch.ones_like(parameter)
+        of.optimizer.step()
+
+    learn(policy)
+    movable.copy_out()
+    for _ in range(3):
+        other = tiny_policy(learning_rate=1e-2)
+        learn(other)
+        learn(other)
+        hand_over(other, policy)  # without a step, as after a round in which nothing was learned
+        movable.leave()
+        assert not sum(tensor.untyped_storage().nbytes() for tensor, _ in movable._copies.values())
+        assert len(movable._copies) == 3 * len(policy.trainable)
+        movable.come_back()
+        for mine, theirs in zip(policy.trainable, other.trainable, strict=True):
+            assert torch.equal(mine, theirs)
 
 
 THIRD: dict[str, dict[str, Any]] = {

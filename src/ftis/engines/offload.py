@@ -53,9 +53,14 @@ class Movable:
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         """(tensor, its copy in main memory) by the tensor's ``id``."""
         self._stream = torch.cuda.Stream(policy.device) if policy.device.type == "cuda" else None
-        copied = self._copied = set[int]()
-        """The ``id`` of each tensor that is as its copy. A step changes those that are trained."""
-        policy.optimizer.register_step_post_hook(lambda o, *_: copied.difference_update(map(id, _trained(o))))
+        copied = self._copied = dict[int, int]()
+        """The version of each tensor that is as its copy, by ``id``. Not every optimiser's step raises the version."""
+
+        def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            for tensor in _trained(optimizer):
+                copied.pop(id(tensor), None)
+
+        policy.optimizer.register_step_post_hook(after_step)
 
     @property
     def device(self) -> tuple[str, int]:
@@ -66,7 +71,11 @@ class Movable:
 
         On a GPU this returns before they are copied.
         """
-        changed = [tensor for tensor in self._moving() if id(tensor) not in self._copied]
+        moving = list(self._moving())
+        for gone in self._copies.keys() - set(map(id, moving)):  # moments that a checkpoint's have replaced
+            del self._copies[gone]
+            self._copied.pop(gone, None)
+        changed = [tensor for tensor in moving if self._copied.get(id(tensor)) != tensor._version]
         for tensor in changed:
             if id(tensor) not in self._copies:
                 storage, pinned = tensor.untyped_storage(), self._stream is not None
@@ -76,7 +85,7 @@ class Movable:
         with self._aside():
             for tensor in changed:
                 self._copies[id(tensor)][1].copy_(tensor.data, non_blocking=True)
-        self._copied.update(map(id, changed))
+        self._copied.update({id(tensor): tensor._version for tensor in changed})
 
     def leave(self) -> None:
         """Give the memory on the device back, that of gradients too."""
