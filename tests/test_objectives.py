@@ -31,6 +31,7 @@ from ftis.objectives import (
     Diagnostics,
     Objective,
     StepSize,
+    _k3,
     advantages,
     lifted,
     log_probs,
@@ -266,6 +267,10 @@ def test_sequence_kl_by_hand() -> None:
         assert kl_of(old, gen, mask, "k1").item() == -kl_of(gen, old, mask, "k1").item() == d
         assert kl_of(old, gen, mask, "k3").item() == pytest.approx(d - 1, rel=1e-6)
         assert math.isfinite(kl_of(gen, old, mask, "k3").item())
+    for nats in (5.0, 19.0, 21.0, 40.0):  # the pull to a reference never turns round
+        logp = torch.tensor([-nats - 0.5], requires_grad=True)
+        (pull,) = torch.autograd.grad(_k3(-0.5 - logp).sum(), logp)
+        assert pull < 0 if nats < 20 else pull == 0
     assert kl_shares(torch.tensor([100.0, 50.0, 47.5]), -torch.ones(3), 50.0).tolist() == [0, 0, 1], "50 < 50 is false"
 
 

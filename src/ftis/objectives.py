@@ -323,8 +323,9 @@ def sequence_kl(
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    """exp(x) − 1 − x, with x clamped from above within the exponential."""
-    return torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) - log_ratio
+    """exp(x) − 1 − x, with x clamped from above."""
+    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
+    return torch.expm1(log_ratio) - log_ratio
 
 
 def policy_loss(
