@@ -86,6 +86,8 @@ def test_the_checks_are_made_once_for_each_hand_over(pair: Sampler) -> None:
     for expected in (4, 12):  # rows at the first draw; and after a hand-over rows there and at the next draw
         draw(pair)
         draw(pair, seed=1)
+        for left in (7, 5, 2):  # of an episode's next turns
+            sampler(policy, PROMPTS, 2, replace(PLAIN, max_completion_length=left), 0)
         assert twin.scored == expected
         move(policy, 1e-3)
         sampler.weights_moved(policy)

@@ -137,10 +137,9 @@ class Copied(Sampler):
         Raises:
             SamplerError: the engine does not sample the learner.
         """
-        if decoding not in self._checked:
+        if _distribution(decoding) not in self._checked:
             short = replace(decoding, max_completion_length=min(SHORT, decoding.max_completion_length))
             self(policy, [prompt], CHECKED_ROLLOUTS, short, 0)
-            self._checked.add(decoding)
 
         def timed() -> T:
             began, drawn = time.monotonic(), draw()
@@ -166,9 +165,9 @@ class Copied(Sampler):
             for completion in group:
                 self._check_end(completion, len(prompt), decoding, policy)
         groups = [tuple(_rollout(completion) for completion in group) for group in completions]
-        if decoding not in self._checked:
+        if (distribution := _distribution(decoding)) not in self._checked:
             self._check_draw(policy, prompt_ids, groups, decoding)
-            self._checked.add(decoding)
+            self._checked.add(distribution)
         return groups
 
     def weights_moved(self, policy: Policy) -> None:
@@ -347,6 +346,11 @@ def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
         temperature = asked.temperature * factor
         others[f"a temperature of {temperature:.3g} or beyond"] = replace(asked, temperature=temperature)
     return others
+
+
+def _distribution(decoding: Decoding) -> Decoding:
+    """The same for draws of all lengths: the turns of an episode differ in the tokens that are left."""
+    return replace(decoding, max_completion_length=1, kept=None)
 
 
 def _rollout(completion: Completion) -> Rollout:
