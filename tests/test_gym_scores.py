@@ -71,6 +71,8 @@ def test_what_a_scorer_takes_for_an_answer_is_none() -> None:
         ("complex_arithmetic", "3.0 - 2.0i", {"result": [3, -2], "real": 3, "imag": -2}, "nan"),
         ("number_sorting", "['1.0', '2.0']", {"original_numbers": ["2.0", "1.0"]}, "[NaN, NaN]"),
         ("puzzle24", "8*(5*1 - 2)", NUMBERS_24, "6*4*1*1"),
+        ("puzzle24", "(10-4)*4", {"numbers": [10, 4, 5, 5]}, "5*5-4/10"),
+        ("countdown", "100*5", {"numbers": [1, 99, 98, 5, 100], "target": 500}, "100*5 + 1/(99*98)"),
     ):
         assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) < 0.5
 

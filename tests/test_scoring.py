@@ -76,6 +76,9 @@ def test_several_rewards_are_summed_by_their_weights_and_each_has_its_mean() -> 
     assert score(PROMPT, ["x", "yz"], [[7], [8, 9]]) == (2 * 0.5 - 0.5, 2 * 1.0 - 0.5)
     assert score.means([(PROMPT.question, "yz")]) == {"rewards/lengths/mean": 1.0, "rewards/array/mean": 1.0}
     assert not score.seen
+    assert score.means([(PROMPT.question, "of an environment with a reward of its own")]) == {}
+    of_both, of_one = (several("my_rewards.lengths", "my_rewards.array", weights=w) for w in ([0.2, 0.2], [0.6, 0.0]))
+    assert of_both(PROMPT, ["x"], [[7]]) == of_one(PROMPT, ["x"], [[7]]) == (0.3,), "0.1 + 0.2, as no sum of floats is"
     assert several("my_rewards.lengths", "my_rewards.array")(PROMPT, ["x"], [[7]]) == (0.5 + 1.0,)
     assert several("my_rewards.lengths", weights=[3.0])(PROMPT, ["x"], [[7]]) == (1.5,)
     assert isinstance(several("my_rewards.lengths"), Scorer)

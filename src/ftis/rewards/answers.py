@@ -15,7 +15,7 @@ from ftis.rewards.formulas import formulas_equal
 from ftis.rewards.grammar import partners
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
 from ftis.rewards.scoring import RewardError, Scorer
-from ftis.rewards.words import without_asked
+from ftis.rewards.words import units_differ, without_asked
 from ftis.rollouts import Prompt
 from ftis.tasks.gym_judge import OwnScore
 from ftis.tasks.problems import excerpt
@@ -207,9 +207,10 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
     """Whether a given answer means the expected one. Bounded in time and memory for any ``given``.
 
     - ``number``: equal rational numbers, after removing currency and percent signs, thousands separators, units and a
-      final period (``$1,000.0`` is ``1000``; ``1/2`` is ``0.5``; ``50%`` is ``50``).
-    - ``math``: equal LaTeX, by math-verify, decimals to six digits behind the point. If both answers have a unit, a
-      rate or a base, it must be the same.
+      final period (``$1,000.0`` is ``1000``; ``1/2`` is ``0.5``; ``50%`` is ``50``). If both answers have a unit, here
+      and below, it must be the same.
+    - ``math``: equal LaTeX, by math-verify, decimals to six digits behind the point. If both answers have a rate or a
+      base, it must be the same.
     - ``exact``: equal text, without surrounding whitespace.
 
     Args:
@@ -228,5 +229,5 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
         return False
     if kind == "number":
         number = read_number(given)
-        return number is not None and number == read_number(expected)
+        return number is not None and number == read_number(expected) and not units_differ(given, expected)
     return formulas_equal(given, expected)

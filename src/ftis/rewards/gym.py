@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from ftis.rewards.helper import Helper, Judge, serve
-from ftis.tasks.gym_judge import judge
+from ftis.rewards.numbers import read_number
+from ftis.tasks.gym_judge import SUMS, judge
 from ftis.version import extra
 
 
@@ -34,9 +37,14 @@ _helper = Helper("ftis.rewards.gym", "scores answers", extra("reasoning-gym"))
 def _load_judge() -> Judge:
     import reasoning_gym  # noqa: F401  # its absence must show before the first answer
 
-    return lambda request: judge(
-        request["dataset"], request["options"], json.loads(request["entry"]), request["answer"]
-    )
+    def exactly(request: Mapping[str, Any]) -> float:
+        entry, answer, dataset = json.loads(request["entry"]), request["answer"], request["dataset"]
+        found = judge(dataset, request["options"], entry, answer)
+        if found >= 1 and dataset in SUMS and read_number(f"{answer} = {entry['metadata'].get('target', 24)}") is None:
+            return 0.0  # the data sets round
+        return found
+
+    return exactly
 
 
 if __name__ == "__main__":

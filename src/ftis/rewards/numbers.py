@@ -31,6 +31,7 @@ _IN_TEXT = re.compile(
 _IN_ROOT = re.compile(
     r"\\sqrt[ \t]*(?:\[[^\[\]\n=]*\][ \t]*)?(?:\{[^{}\n=]*)?$|\\sqrt[ \t]*\[[^\[\]\n=]*$|√\([^()\n=]*$"
 )
+_IN_FRACTION = re.compile(r"\\[dtcsx]?frac\s*(?:\{[^{}\n]*\}\s*)?\{[^{}\n]*$")
 _FACTOR_BEHIND = re.compile(r"[ \t]*\\(?:pi|sqrt)(?![A-Za-z])")
 _POWER_BEHIND = re.compile(rf"(?i:\s?(?:{POWERS}))|!(?!=)|[kKMB]\b")
 
@@ -41,14 +42,16 @@ def last_number(text: str) -> str | None:
     A number may touch the text behind it, as in ``36kg`` and ``$70/week``, but not a letter before it. The power of a
     unit is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. So do words and signs that scale it:
     ``18k``, ``18!``, ``18 and a half``. ``70 000`` is one number, and so are ``3 1/2`` and ``\\frac{1}{2}``. A text
-    whose last number stands inside a root, or right before one or π, has none.
+    whose last number stands inside a root or a fraction of other things, or right before a root or π, has none.
     """
     text = rewrite((*SIGNS, *PROSE), text)
     numbers = list(_IN_TEXT.finditer(text))
     if not numbers:
         return None
     last = numbers[-1]
-    if _IN_ROOT.search(text, 0, last.start()) or _FACTOR_BEHIND.match(text, last.end()):
+    if any(within.search(text, 0, last.start()) for within in (_IN_ROOT, _IN_FRACTION)):
+        return None
+    if _FACTOR_BEHIND.match(text, last.end()):
         return None
     if power := _POWER_BEHIND.match(text, last.end()):
         return last[0] + power[0]  # nobody reads 3 millones, $3k or 3! as 3
@@ -57,6 +60,7 @@ def last_number(text: str) -> str | None:
 
 # --- a whole answer ---------------------------------------------------------------------------------------------------
 
+_DOLLAR_WITHIN = re.compile(r"[0-9]\s*\\?\$+\s*[0-9]")
 _WHOLE_ANSWER = re.compile(rf"[+-]?\s*{_AMOUNT}")
 _NAME = re.compile(r"(?:\\?[A-Za-z]|[A-Z]{2,4})?")
 _COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -81,6 +85,8 @@ def read_number(text: str) -> Fraction | None:
     if text.isascii() and text.isdigit():  # most answers
         return Fraction(text)
     text = rewrite((*SIGNS, *FORMULA, *NUMBER), text)
+    if _DOLLAR_WITHIN.search(text):
+        return None
     *others, last = (bare(re.sub(r"\\?\$", "", side)) for side in text.split("="))
     if not _WHOLE_ANSWER.fullmatch(last):
         return None

@@ -166,18 +166,23 @@ class WeightedScorer:
         """
         each = list(zip(*(part(prompt, completions, completion_ids) for part in self.parts), strict=True))
         self.seen.update({(prompt.question, text): of for text, of in zip(completions, each, strict=True)})
-        sums = [sum(w * r for w, r in zip(self.weights, of, strict=True)) for of in each]
+        sums = [_sum([w * r for w, r in zip(self.weights, of, strict=True)]) for of in each]
         return tuple(_number(value, self.path, position) for position, value in enumerate(sums))
 
     def means(
         self, own: Iterable[tuple[str, str]], later: Collection[tuple[str, str]] = frozenset()
     ) -> dict[str, float]:
         """``rewards/<function>/mean``, as in TRL, over these (question, completion). Forgets all but ``later`` ones."""
-        each_N = [self.seen[one] for one in own]
+        each_N = [self.seen[one] for one in own if one in self.seen]  # an environment may give the reward itself
         for one in self.seen.keys() - later:
             del self.seen[one]
         means = np.mean(each_N, axis=0).tolist() if each_N else []
         return {f"rewards/{name_of(part.path)}/mean": m for part, m in zip(self.parts, means, strict=False)}
+
+
+def _sum(parts: Sequence[float]) -> float:
+    """Their sum to twelve digits: equal sums of other parts must be equal, since a group of them has no signal."""
+    return round(sum(parts), 12 - math.frexp(max(map(abs, parts)))[1] * 3 // 10)
 
 
 def _number(value: Any, path: str, position: int) -> float:

@@ -21,8 +21,8 @@ default."""
 MOST_PAIRS = 400
 """Parts of one answer times those of the other."""
 
-_AND = rf"\s+and\s+|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
-_OR = rf"\s+or\s+|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
+_AND = rf"(?:\s+|(?<=[,;]))and(?![A-Za-z])\s*|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
+_OR = rf"(?:\s+|(?<=[,;]))or(?![A-Za-z])\s*|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
 _CUT = re.compile(rf"(?:[,;]\s*)?(?:{_AND}|{_OR})|(?<!\\)[,;]")
 _NAMED = re.compile(rf"\s*({LETTER}(?:\([^()=,]*\))?|\([^()=]*\))\s*(?:=|\\in(?![A-Za-z]))(.*)", re.DOTALL)
 _COLON = re.compile(":")
@@ -67,6 +67,8 @@ def shape(text: str) -> Shape:
             parts.append(_SIGN.sub(lambda mark: plus if mark[1] == "pm" else minus, value))  # noqa: B023
     if whole and brackets and (left := split(inside(whole[1])[1], _CUT))[1:] and len(left) == len(parts):
         names = left
+    elif len(names) > 1 and names[0] and not any(names[1:]):  # x = 1, 2 names both
+        names = [names[0]] * len(names)
     elif len({name.partition("_")[0] for name in names}) == 1:  # x_1 and x_2 are roots
         names = [name.partition("_")[0] for name in names]
     places = _places(names)
