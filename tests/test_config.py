@@ -22,6 +22,7 @@ from ftis.objectives import resolve
 from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import SECTIONS, load, parse, set_key, split_override, with_arm
 from ftis.recipe.paths import require_paths
+from ftis.records.plan import recipe_text
 from ftis.swarm.facts import agreement, mismatch, run_id
 from recipes import write_recipe
 
@@ -112,6 +113,7 @@ def test_a_recipe_is_read_and_written_and_read_again(path: Path) -> None:
     whole = parse(document(sampling__temperature=1, objective__kl_threshold=math.inf))
     assert type(whole.sampling.temperature) is float
     assert whole.objective.kl_threshold == math.inf
+    assert parse(json.loads(recipe_text(whole))) == whole
 
 
 def test_the_defaults_are_the_papers_where_it_gives_one() -> None:

@@ -28,7 +28,9 @@ class RecipeError(FtisError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_default=True, ser_json_inf_nan="constants"
+    )
 
 
 # TOML arrays arrive as lists; strict mode would insist on tuples.
