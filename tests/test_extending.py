@@ -193,6 +193,15 @@ def test_what_fails_in_a_part_of_ones_own_is_named_with_its_place(
     sys.modules.pop("failing")
 
 
+def test_a_measure_that_is_no_number_is_refused_before_it_is_recorded(
+    train: Any, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probation = importlib.import_module("my_defences").Probation
+    monkeypatch.setattr(probation, "about", lambda *_: {"probation/state": "waits"})
+    with pytest.raises(FtisError, match="give numbers"):
+        train("my_defences")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

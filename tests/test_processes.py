@@ -15,7 +15,7 @@ from conftest import TinyModelDir, assert_one_line
 from policies import with_gpus
 
 from ftis.check import estimate
-from ftis.check.estimate import checkpoints_kept, in_one_process, in_turn
+from ftis.check.estimate import checkpoints_at_once, checkpoints_kept, in_one_process, in_turn
 from ftis.check.memory import Memory, peak_memory
 from ftis.config import PeerConfig, Recipe
 from ftis.recipe.arms import RunError, arms_of
@@ -238,21 +238,25 @@ def test_more_memory_than_a_gpu_has_is_told(
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "limit", "best", "no_regret", "kept"),
+    ("rounds", "every", "limit", "best", "no_regret", "kept", "at_once"),
     [
-        (12, 12, 2, True, 0, 1),
-        (12, 5, 2, False, 0, 2),
-        (12, 5, 2, True, 0, 3),
-        (12, 5, 9, False, 0, 3),
-        (5, 10, 2, False, 0, 1),
-        (12, 5, 2, False, 0.1, 4),
-        (2, 1, 2, False, 0.1, 2),
+        (12, 12, 2, True, 0, 1, 1),
+        (12, 5, 2, False, 0, 2, 3),
+        (12, 5, 2, True, 0, 3, 3),
+        (12, 5, 9, False, 0, 3, 3),
+        (5, 10, 2, False, 0, 1, 1),
+        (12, 5, 2, False, 0.1, 4, 5),
+        (2, 1, 2, False, 0.1, 2, 2),
     ],
 )
-def test_checkpoints_kept(rounds: int, every: int, limit: int, best: bool, no_regret: float, kept: int) -> None:
+def test_checkpoints_kept(
+    rounds: int, every: int, limit: int, best: bool, no_regret: float, kept: int, at_once: int
+) -> None:
+    """The newest is whole before an older one goes."""
     training: dict[str, Any] = {"rounds": rounds, "save_every": every, "save_total_limit": limit, "eval_every": every}
     training |= {"load_best_model_at_end": best, "no_regret": no_regret}
-    assert checkpoints_kept(recipe_of({"model": "m"}, training=training).training) == kept
+    of = recipe_of({"model": "m"}, training=training).training
+    assert (checkpoints_kept(of), checkpoints_at_once(of)) == (kept, at_once)
 
 
 def test_a_dry_run_is_about_the_arms_that_are_named(

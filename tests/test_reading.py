@@ -56,6 +56,15 @@ def test_read_step_by_step_a_file_has_the_rows_that_it_has_when_read_whole(
     assert (followed.damage, followed.thinned) == ("", False)
 
 
+def test_a_longer_file_in_the_place_of_another_is_read_from_its_beginning(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    followed = lines(file, most=1000)
+    for rows in ([{"step": 1}], [{"step": 1}, {"step": 2}], [{"step": 7}, {"step": 8}, {"step": 9}]):
+        file.write_bytes(encoded(rows))  # in place: the inode stays
+        assert followed.refresh()
+        assert followed.rows == rows
+
+
 @settings(max_examples=60, deadline=None)
 @given(before=st.lists(ROWS, max_size=3), garbage=GARBAGE, after=st.lists(ROWS, max_size=3))
 def test_a_damaged_line_is_named_when_read_whole_and_left_out_when_followed(

@@ -212,9 +212,16 @@ class FakeTracker:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
 
-    def init(self, **settings: Any) -> FakeTracker:
+    def init(self, **settings: Any) -> FakeRun:
         self.calls.append(("init", settings))
-        return self
+        return FakeRun(self.calls)
+
+
+class FakeRun:
+    """One of several runs of a package: what the package itself logs belongs to the run that began last."""
+
+    def __init__(self, calls: list[tuple[str, Any]]) -> None:
+        self.calls = calls
 
     def log(self, values: dict[str, float], step: int) -> None:
         self.calls.append(("log", (values, step)))

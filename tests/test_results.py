@@ -182,6 +182,11 @@ def test_curves_carry_what_the_peer_had_spent(two: dict[str, Any], tmp_path: Pat
     assert [late.tokens_after(step) for step in range(5)] == [0, None, None, 300, 400]
     assert [late.seconds_after(step) for step in range(5)] == [0, None, None, 1.375, 2.75]
     unknown = compare(tmp_path)
+    own = unknown["budget"]["F-TIS"]["small"]  # of two seeds, one with half of the rounds
+    assert (own["rollouts_trained"], own["rollouts_generated"]) == (
+        0.75 * ROUNDS * PROMPTS * G,
+        0.375 * ROUNDS * PROMPTS * G,
+    )
     assert unknown["curves"]["validation"]["F-TIS"]["small"][1]["tokens"] is None
     assert unknown["curves_of_mean"]["validation"]["F-TIS"][1]["tokens"] is None
 

@@ -108,6 +108,7 @@ def test_what_is_usual_is_not_remarked_on() -> None:
         replace(SMALL, silent_for=50),
         replace(SMALL, silent_for=400, usual=100.0),
         replace(SMALL, reward=0.01, best=0.05),
+        replace(SMALL, reward=57.5, best=58.5, others=58.5, noise=0.4),
         replace(SMALL, reward=0.8, best=0.9, others=0.95),
     ]
     assert [about(peer).level for peer in usual] == ["fine"] * len(usual)

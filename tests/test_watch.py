@@ -154,6 +154,18 @@ def test_an_experiment_is_shown_as_it_finishes_and_left_as_it_is(tmp_path: Path)
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
+def test_seeds_that_are_added_while_it_is_watched_are_shown(tmp_path: Path) -> None:
+    directory = both_budgets(tmp_path)
+    plan = json.loads((directory / "experiment.json").read_text())
+    (directory / "experiment.json").write_text(json.dumps({**plan, "seeds": plan["seeds"][:4]}))
+    app = watch.application(directory)
+    assert get(app, "/?seed=4&arm=F-TIS")[0] == 400
+    (directory / "experiment.json").write_text(json.dumps(plan))
+    assert get(app, "/?seed=4&arm=F-TIS")[0] == 200
+    (directory / "experiment.json").write_text("{")
+    assert get(app, "/")[0] == 503
+
+
 def test_what_was_not_recorded_is_waited_for_and_what_is_damaged_left_out(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

@@ -15,7 +15,8 @@ from torch import Tensor
 from ftis.admission import Admission, Admitter, Collected, Reason, rejected
 from ftis.advantages import Rewards
 from ftis.codec import Header, Message, encode
-from ftis.config import PeerConfig, Recipe
+from ftis.config import FtisError, PeerConfig, Recipe
+from ftis.metric_keys import NO_NUMBERS
 from ftis.objectives import Objective, advantages
 from ftis.prompts import Task
 from ftis.rollouts import Batch, Decode, Group, Ints, Prompt
@@ -180,7 +181,11 @@ class Member:
 
     def _about(self, name: str) -> dict[str, Any]:
         about = (selection.about(name, self.detokenize) for selection in self.selections)
-        return {measure: value for measures in about for measure, value in measures.items()}
+        found = {measure: value for measures in about for measure, value in measures.items()}
+        for measure, value in found.items():  # records with anything else could not be read again
+            if not isinstance(value, int | float | None) and not measure.endswith(NO_NUMBERS):
+                raise FtisError(f"a selection's about({name!r}) gives {measure} = {value!r}: give numbers")
+        return found
 
 
 def wanted(selections: Sequence[Selection], peer: str, round: int, items: Sequence[int]) -> Sequence[int]:

@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 PREFIX = "peer/"
+NO_NUMBERS = ("first_rejection", "honesty/passages")
+"""Endings of the keys of metrics that hold a text or a list."""
 
 Value = TypeVar("Value")
 

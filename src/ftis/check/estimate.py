@@ -149,12 +149,12 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
         remedy = _remedy(memories, any(runs_in_parallel(arm.recipe) for arm in arms))
         above = f" ({which} more than the {in_bytes(free)} that {where} has left: {remedy})"
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
-    kept = [checkpoints_kept(arm.recipe.training) for arm in arms]
-    on_disk = checkpoint * sum(kept)
+    saved = [checkpoints_at_once(arm.recipe.training) for arm in arms]
+    on_disk = checkpoint * sum(saved)
     return (
         f"together: at most {in_bytes(most)} of memory {how}, likely {in_bytes(size)}{above}, and "
         f"{in_bytes(on_disk)} of disk for "
-        f"{counted(max(kept), 'checkpoint')} of each"
+        f"{counted(max(saved), 'checkpoint')} of each"
         + (f" in {len(arms)} arms" if len(arms) > 1 else "")
         + too_much_for(arms[0].recipe.output_dir, on_disk)
     )
@@ -264,7 +264,7 @@ def disk_of(swarms: Sequence[Recipe]) -> tuple[int, list[str]]:
                 sizes[key] = _checkpoint_of(peer)
             if not sizes[key]:
                 unknown.add(peer.model)
-            total += sizes[key] * checkpoints_kept(swarm.training)
+            total += sizes[key] * checkpoints_at_once(swarm.training)
     return total, sorted(unknown)
 
 
@@ -288,6 +288,12 @@ def checkpoints_kept(training: TrainingConfig) -> int:
     kept = training.save_total_limit + training.load_best_model_at_end
     of_guard = 2 if training.no_regret else 0
     return min(min(kept, math.ceil(training.rounds / training.save_every)) + of_guard, training.rounds)
+
+
+def checkpoints_at_once(training: TrainingConfig) -> int:
+    """The most checkpoints on the disk: the newest is whole before an older one goes."""
+    saves = training.rounds if training.no_regret else math.ceil(training.rounds / training.save_every)
+    return min(checkpoints_kept(training) + 1, saves)
 
 
 def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:

@@ -44,7 +44,7 @@ def in_time(seconds: float) -> str:
 def in_bytes(count: float) -> str:
     """A number of bytes as a text such as ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # three figures would make it 1000
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"

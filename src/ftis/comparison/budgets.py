@@ -81,14 +81,16 @@ def mean_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
     planned, own = round_budget(arm), peer.own_seconds
-    trained = float(planned.rounds * planned.trained)
-    if arm.config.collaborate and any(row.by_peer for row in peer.rounds):  # some of the others' may not have come
-        trained = float(sum(m.get("admitted", 0) for row in peer.rounds for m in row.by_peer.values()))
+    generated, trained = (float(len(peer.rounds) * each) for each in (planned.generated, planned.trained))
+    admitted = [(name, of["admitted"]) for row in peer.rounds for name, of in row.by_peer.items() if "admitted" in of]
+    if arm.config.collaborate and admitted:  # some of the others' may not have come, and its share may be another
+        trained = float(sum(count for _, count in admitted))
+        generated = float(sum(count for name, count in admitted if name == peer.name))
     return {
         "rounds": len(peer.rounds),
         "optimizer_steps": peer.total("optimizer_steps"),
         "rollouts_trained": trained,
-        "rollouts_generated": planned.rounds * planned.generated,
+        "rollouts_generated": generated,
         "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,

@@ -20,6 +20,9 @@ from ftis.config import FtisError
 LARGEST = 1 << 30
 """The most bytes of a file that is read whole."""
 
+KNOWN_BY = 256
+"""The bytes before the place of the last look that tell whether a file is still the same."""
+
 PART = 1 << 24
 """The bytes of a followed file that are read at a time. No run writes a longer line."""
 
@@ -65,6 +68,7 @@ class Lines(Generic[Row]):
         self.thinned, self.changed, self.damage = False, 0.0, ""
         self._kept: list[tuple[int, Row]] = []
         self._file = self._read = self._lines = 0
+        self._end = b""
         self._every = 1
 
     def whole(self) -> list[Row]:
@@ -100,12 +104,17 @@ class Lines(Generic[Row]):
         read, lines = self._read, list[tuple[int, bytes]]()
         try:
             with self.path.open("rb") as file:
-                file.seek(self._read)
+                file.seek(self._read - len(self._end))
+                if file.read(len(self._end)) != self._end:  # another file may get the inode of a deleted one
+                    self._forget()
+                    self._file, read = stat.st_ino, -1
+                    file.seek(0)
                 while end := (data := file.read(LARGEST if self._most is None else PART)).rfind(b"\n") + 1:
                     added = data[: end - 1].split(b"\n")
                     lines = self._thin([*lines, *enumerate(added, self._lines + 1)])
                     self._lines += len(added)
                     self._read += end
+                    self._end = data[max(0, end - KNOWN_BY) : end]
                     file.seek(self._read)
         except OSError as error:
             if self._most is None:

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import Recipe
-from ftis.metric_keys import by_peer
+from ftis.metric_keys import NO_NUMBERS, by_peer
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
@@ -29,9 +29,6 @@ VALIDATION = "validation"
 
 LAST_EVALUATIONS = 3
 """Evaluations in the mean that is a final accuracy: a single one of a few hundred problems is noisy."""
-
-NO_NUMBERS = ("first_rejection", "honesty/passages")
-"""Endings of the keys of metrics that hold a text or a list."""
 
 SHOWN = (
     *("round", "source", "question", "completion", "reward", "advantage"),

@@ -167,6 +167,7 @@ class Standing:
         reward: the mean reward of the last rounds.
         change: the difference of that mean from the one ``change_over`` rounds ago.
         best: the highest such mean over all known rounds.
+        noise: the standard error of ``reward``, by the last rounds.
         others: the median reward of the other peers with records here; None without any.
         together: whether it learns together with others.
         trouble: the reason why it learns nothing or unlearns; None if it learns, as far as its rounds show.
@@ -191,6 +192,7 @@ class Standing:
     change: float | None = None
     change_over: int = 0
     best: float | None = None
+    noise: float = 0.0
     others: float | None = None
     together: bool = False
     sources: Sequence[Source] = ()
@@ -288,6 +290,7 @@ def standing(
         change=change,
         change_over=over,
         best=best,
+        noise=_unrest(rows[-WINDOW:]),
         together=together,
         sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
         trouble=_fall(name, rows, best or 0.0) or _nothing_learned(rows) or _unlearned(evaluations, rows),
@@ -340,6 +343,15 @@ def _noise(name: str, rows: Sequence[RoundRow]) -> float:
     ]
     steps = [(b["reward"] - a["reward"]) ** 2 / 2 for a, b in pairwise(seen)]
     return max(fmean(within) if within else 0.0, math.sqrt(fmean(steps)) if steps else 0.0)
+
+
+def _unrest(rows: Sequence[RoundRow]) -> float:
+    """The standard error of a mean of :data:`MEAN_OF` rewards, by the median step between rounds: a fall is no noise.
+
+    The median size of the difference of two rewards with the standard deviation σ is .954 σ.
+    """
+    rewards = [row.measures["reward"] for row in rows if "reward" in row.measures]
+    return median(abs(b - a) for a, b in pairwise(rewards)) / 0.954 / math.sqrt(MEAN_OF) if len(rewards) > 1 else 0.0
 
 
 def _highest_rate(rows: Sequence[RoundRow]) -> float:

@@ -54,14 +54,14 @@ class Trackio:
         return _import("trackio", "trackio")
 
     def __init__(self, project: str, run: str, directory: Path) -> None:
-        self._trackio = self.package()
-        self._trackio.init(project=project, name=run)
+        # Not the module's own log and finish: those are of whichever run began last, and peers share a process.
+        self._run = self.package().init(project=project, name=run)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        self._trackio.log(dict(values), step=step)
+        self._run.log(dict(values), step=step)
 
     def finish(self) -> None:
-        self._trackio.finish()
+        self._run.finish()
 
 
 def _import(module: str, name: str) -> Any:

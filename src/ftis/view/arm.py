@@ -173,7 +173,8 @@ def _in_words(row: Mapping[str, Any], rounds: int) -> str:
         case "start":
             return f"ready, {step} of {counted(rounds, 'round')} finished"
         case "evaluation":
-            splits = {k: v for k, v in row.items() if k not in ("time", "kind", "step") and isinstance(v, float)}
+            others = ("time", "kind", "step", "reward_std")
+            splits = {k: v for k, v in row.items() if k not in others and isinstance(v, float)}
             each = ", ".join(f"{split} {accuracy:.3f}" for split, accuracy in splits.items())
             return f"evaluated: {each} after {counted(int(step), 'round')}"
         case "stopped":

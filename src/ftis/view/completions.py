@@ -156,8 +156,7 @@ def _of_arm(arm: ArmOfRun, cap: float | None, read: Read) -> ArmCompletions:
 def _learner(peer: PeerRun, cap: float, read: Read) -> Learner | None:
     """A peer's own and others' completions of its last recorded round; None without one."""
     round = peer.last_recorded
-    rows = [] if round is None else read(peer, round)
-    if not rows:
+    if round is None or not (rows := read(peer, round)):
         return None
     tokenizer = None if peer.tokenizer is None else _tokenizer(peer.tokenizer)
 
@@ -165,7 +164,7 @@ def _learner(peer: PeerRun, cap: float, read: Read) -> Learner | None:
         chosen = choose([row for row in rows if (row["source"] == peer.name) is own], cap)
         return [sample_view(KINDS[kind], row, cap, tokenizer) for kind, row in chosen.items()]
 
-    return Learner(peer.name, rows[0]["round"] + 1, views(own=True), views(own=False), tokenizer is not None)
+    return Learner(peer.name, round + 1, views(own=True), views(own=False), tokenizer is not None)
 
 
 def choose(rows: Sequence[Row], cap: float) -> dict[str, Row]:

@@ -115,7 +115,7 @@ class ArmExchange:
 
 def exchanges(study: Study) -> list[ArmExchange] | None:
     """The exchange in each arm whose peers learn together; None if there is no such arm."""
-    together = [arm for arm in study.arms if arm.config.collaborate and len(study.recipe.peers) > 1]
+    together = [arm for arm in study.arms if any(len(swarm.peers) > 1 for swarm in arm.swarms)]
     return [_arm_exchange(study, arm) for arm in together] or None
 
 

@@ -78,7 +78,8 @@ def learning(
     subtitle = f"{split}, {measure}"
     if not drawn:
         return empty(short(peer), alt, "nothing was measured", subtitle)
-    ends = [over.mean(p) for points in drawn.values() for p in points]
+    measured = [p for points in drawn.values() for p in points]
+    ends = [x for p in measured for x in (over.mean(p), *(over.of_seed(p, seed) for seed in p["per_seed"]))]
     plot = Plot((0.0 if over.key else min(ends), max(ends)), limits, over.label)
     for arm, points in drawn.items():
         _draw_arm(plot, arm, points, styles[arm], over)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ftis.check.formatting import counted, in_bytes, in_time, visible
+from ftis.check.formatting import counted, in_bytes, in_time, seconds_text, visible
 from ftis.metric_keys import by_peer
 from ftis.records.events import (
     ArmBegun,
@@ -268,7 +268,8 @@ class Display:
         if "step_time" in metrics:
             waited = metrics.get("time/wait") or 0.0
             parts.append(
-                f"{metrics['step_time'] - waited:.3g} s" + (f" and {waited:.3g} s waiting" if waited >= 0.01 else "")
+                f"{seconds_text(metrics['step_time'] - waited)} s"
+                + (f" and {seconds_text(waited)} s waiting" if waited >= 0.01 else "")
             )
         if tokens_per_second:
             parts.append(f"{tokens_per_second} tokens/s")

@@ -145,7 +145,7 @@ def remarks_on(peer: Standing) -> list[Remark]:
     if peer.trouble is not None:
         found.append(_of_trouble(peer, peer.trouble))
     elif peer.reward is not None:
-        found += _of_reward(peer.reward, peer.best or 0.0, peer.others)
+        found += _of_reward(peer.reward, peer.best or 0.0, peer.others, max(CLEARLY, 4 * peer.noise))
     if peer.decline is not None and not (peer.trouble and peer.trouble.kind in FELL):
         found.append(_of_decline(peer.decline))
     if peer.together and peer.without_foreign:
@@ -204,12 +204,12 @@ def _of_decline(decline: Decline) -> Remark:
     return Remark("trouble", text, "decline")
 
 
-def _of_reward(reward: float, best: float, others: float | None) -> list[Remark]:
-    """A remark on a reward that is clearly below the peer's own best, or below that of the others."""
+def _of_reward(reward: float, best: float, others: float | None, clearly: float) -> list[Remark]:
+    """A remark on a reward that is ``clearly`` below the peer's own best, or below that of the others."""
     text = ""
-    if best - reward >= CLEARLY:
+    if best - reward >= clearly:
         text = f"The reward is {share(reward)}, {share(best - reward)} below its best"
-    elif others is not None and others - reward >= CLEARLY:
+    elif others is not None and others - reward >= clearly:
         text = f"The reward is {share(reward)}, clearly below that of the others ({share(others)})"
     return [Remark("look", text, "reward")] if text else []
 

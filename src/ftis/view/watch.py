@@ -106,6 +106,10 @@ def application(watched: Path, token: str = "") -> Starlette:
                 return _plain("This page is shown at this machine's own names.\n", 400)
             if token and not hmac.compare_digest(query.get("token", "").encode(), token.encode()):
                 return _plain("The address lacks the right token: take the one that ftis watch printed.\n", 403)
+            try:
+                directory.look()  # seeds and arms may have been added
+            except FtisError as error:
+                return _plain(f"{error}\n", 503)
             address = address_in(directory, query.get("seed"), query.get("arm"))
             return _plain("There is no such seed or arm.\n", 400) if address is None else await answer(address)
 
