@@ -31,10 +31,10 @@ from ftis.admission import Admission, Collected
 from ftis.cli_options import Overrides, console
 from ftis.config import Recipe, RecipeError
 from ftis.engines.machine import with_threads
-from ftis.measures import RoundExchange, RoundRecord
+from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.metric_keys import by_peer, peer_key
 from ftis.models import starters
-from ftis.peer import Peer, Stopwatch
+from ftis.peer import Peer
 from ftis.recipe.arms import RunError, arms_of, threads_of
 from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard

@@ -45,7 +45,8 @@ WINGS = {
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper words grammar numbers shapes formula_judge latex formulas gym answers parts",
     "engines": "machine devices places optimizers hub texts kept models reference offload windows rows lengths lines "
-    "head microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm",
+    "head microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm "
+    "supervised",
     "environments": "contract play guess calculator",
     "recipe": "own_code parsing arms paths",
     "records": "lines files events trackers writing plan reading pairs standing following",

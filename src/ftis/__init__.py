@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ftis.config import PeerConfig as PeerConfig
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
+    from ftis.engines.supervised import supervised_step as supervised_step
     from ftis.library import Results as Results
     from ftis.library import evaluate as evaluate
     from ftis.library import join as join
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ftis.objectives import policy_loss as policy_loss
     from ftis.peer import Peer as Peer
     from ftis.policy import Policy as Policy
-    from ftis.policy import supervised_step as supervised_step
     from ftis.recipe.arms import experiment_directory as experiment_directory
     from ftis.recipe.arms import run_directory as run_directory
     from ftis.records.files import read_jsonl as read_jsonl
@@ -57,7 +57,7 @@ _HOME = {
     "Peer": "peer",
     "run_experiment": "run.experiments",
     "experiment_directory": "recipe.arms",
-    "supervised_step": "policy",
+    "supervised_step": "engines.supervised",
     "compare": "comparison.results",
     "print_comparison": "view.tables",
     "summarise": "comparison.summary",

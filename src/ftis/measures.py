@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,27 @@ from ftis.rollouts import Prompt, Rollout
 from ftis.selection import Chosen, Judged, OwnOld
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+
+
+class Stopwatch:
+    """Seconds per stage of a round."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str, besides: float = 0.0) -> None:
+        """End the stage ``name``; ``besides`` are seconds that belong to a stage of another round."""
+        now = time.monotonic()
+        self.laps[name], self._last = now - self._last - besides, now
+
+    @property
+    def total(self) -> float:
+        return sum(self.laps.values())
+
+    def metrics(self) -> dict[str, float]:
+        """``step_time``, and ``time/<stage>`` of each stage."""
+        return {"step_time": self.total, **{f"time/{name}": seconds for name, seconds in self.laps.items()}}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ A member owns no model. :class:`ftis.peer.Peer` adds one that samples and learns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,13 +17,15 @@ from ftis.admission import Admission, Admitter, Collected, Reason, rejected
 from ftis.advantages import Rewards
 from ftis.codec import Header, Message, encode
 from ftis.config import FtisError, PeerConfig, Recipe
+from ftis.learning import Update
+from ftis.measures import RoundExchange, RoundRecord, Stopwatch, round_record
 from ftis.metric_keys import NO_NUMBERS
 from ftis.objectives import Objective, advantages
 from ftis.prompts import Task
 from ftis.rollouts import Batch, Decode, Group, Ints, Prompt
 from ftis.sampling import Decoding
 from ftis.schedule import assigned
-from ftis.selection import Selection
+from ftis.selection import Chosen, Judged, Selection, select
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,39 @@ class Member:
         sampled = sum(len(r) for r, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
         old = self.cursor
         self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
+
+    def choose(self, judged: Judged) -> Chosen:
+        """The share of each rollout, after every selection has examined the batch."""
+        for selection in self.selections:
+            selection.examine(judged)
+        return select(judged, self.selections)
+
+    def record(
+        self,
+        judged: Judged,
+        chosen: Chosen,
+        update: Update,
+        heard: RoundExchange,
+        clock: Stopwatch,
+        learning_rate: float,
+        end_ids: Collection[int],
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> RoundRecord:
+        """End a round: move the cursor past it, and compile its record. ``more`` metrics stand first."""
+        self.advance(judged.batch, clock.total)
+        own = {"step": self.cursor.step, "learning_rate": learning_rate, "tokens_sampled": self.cursor.tokens_sampled}
+        return round_record(
+            judged,
+            chosen,
+            update,
+            heard,
+            recipe=self.recipe,
+            own=self.name,
+            end_ids=end_ids,
+            prompts=self.task.train,
+            about_peers=self.about_peers(),
+            about={**more, **own, **clock.metrics()},
+        )
 
     def about_peers(self) -> Mapping[str, dict[str, Any]]:
         """Measures that the selections have of each peer."""

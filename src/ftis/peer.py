@@ -6,7 +6,6 @@ to each process, or a network.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,14 +13,13 @@ from typing import NamedTuple
 from ftis.admission import Collected
 from ftis.config import Recipe
 from ftis.learning import judge, learn
-from ftis.measures import RoundExchange, RoundRecord, round_record
+from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.member import Member, Outgoing
 from ftis.policy import ModelError, Policy, positions_of
 from ftis.rollouts import Batch, Floats, Group, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import minibatches, seed_of
 from ftis.seams import ENGINES, look_up
-from ftis.selection import select
 
 Attack = Callable[[Sequence[ScoredGroup], "Peer"], Sequence[Group]]
 """(own scored groups, this peer) → the groups to offer instead; for testing defences."""
@@ -129,12 +127,7 @@ class Peer:
         return drawn if drawn is not None and drawn.round == step else None
 
     def learn_from(
-        self,
-        round: int,
-        batch: Batch,
-        heard: RoundExchange,
-        clock: Stopwatch,
-        staleness: int = 0,
+        self, round: int, batch: Batch, heard: RoundExchange, clock: Stopwatch, staleness: int = 0
     ) -> RoundRecord:
         """Learn from a round's batch. A replayed round begins here.
 
@@ -147,9 +140,7 @@ class Peer:
         judged = judge(batch, advantage_N, policy, self.decoding, member.objective, len(steps), staleness == 0)
         clock.lap("logp")
 
-        for selection in member.selections:
-            selection.examine(judged)
-        chosen = select(judged, member.selections)
+        chosen = member.choose(judged)
         rate = look_up("learning_rate", "engine", ENGINES)(member.config, self.recipe.training, round)
         policy.set_learning_rate(rate)
         self.learning = True
@@ -157,25 +148,8 @@ class Peer:
         self.sampler.weights_moved(policy)
         clock.lap("update")
 
-        member.advance(batch, clock.total)
-        return round_record(
-            judged,
-            chosen,
-            update,
-            heard,
-            recipe=self.recipe,
-            own=self.name,
-            end_ids=policy.end_ids,
-            prompts=member.task.train,
-            about_peers=member.about_peers(),
-            about={
-                **({"sampling/staleness": staleness} if self.recipe.training.overlap else {}),
-                "step": member.cursor.step,
-                "learning_rate": rate,
-                "tokens_sampled": member.cursor.tokens_sampled,
-                **clock.metrics(),
-            },
-        )
+        stale = {"sampling/staleness": staleness} if self.recipe.training.overlap else {}
+        return member.record(judged, chosen, update, heard, clock, rate, policy.end_ids, stale)
 
     def sample(self, round: int) -> list[ScoredGroup]:
         """This peer's own groups for the round, scored."""
@@ -212,24 +186,3 @@ class Peer:
             look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding, in_place)
             self.agreed = True
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]
-
-
-class Stopwatch:
-    """Seconds per stage of a round."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str, besides: float = 0.0) -> None:
-        """End the stage ``name``; ``besides`` are seconds that belong to a stage of another round."""
-        now = time.monotonic()
-        self.laps[name], self._last = now - self._last - besides, now
-
-    @property
-    def total(self) -> float:
-        return sum(self.laps.values())
-
-    def metrics(self) -> dict[str, float]:
-        """``step_time``, and ``time/<stage>`` of each stage."""
-        return {"step_time": self.total, **{f"time/{name}": seconds for name, seconds in self.laps.items()}}

@@ -261,17 +261,6 @@ def positions_of(config: Any) -> int | None:
     return positions if isinstance(positions, int) and positions > 0 else None
 
 
-def supervised_step(policy: Policy, examples: Sequence[tuple[str, str]]) -> None:
-    """Take one optimiser step on (prompt, completion) texts: the loss is the mean of −log π over completion tokens."""
-    prompts = [np.array(policy.tokenizer(p)["input_ids"], dtype=np.int32) for p, _ in examples]
-    completions = [
-        np.array([*policy.tokenizer(c, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id], np.int32)
-        for _, c in examples
-    ]
-    tokens = sum(len(c) for c in completions)
-    policy.step(prompts, completions, 1.0, lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum() / tokens)
-
-
 def own_ends(tokenizer: PreTrainedTokenizerBase, defaults: object) -> frozenset[int]:
     """The ids by which a model ends completions: its tokenizer's and those of its generation ``defaults``."""
     ids = getattr(defaults, "eos_token_id", None)

@@ -23,9 +23,9 @@ from ftis.check.plan import remarks
 from ftis.config import Recipe
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores, with_threads
-from ftis.measures import RoundExchange, has_ended
+from ftis.measures import RoundExchange, Stopwatch, has_ended
 from ftis.objectives import Objective
-from ftis.peer import Peer, Stopwatch
+from ftis.peer import Peer
 from ftis.prompts import Task
 from ftis.recipe.arms import rollouts_per_round, threads_of
 from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard

@@ -33,10 +33,9 @@ from ftis.config import FtisError, Recipe
 from ftis.engines.agreement import require_agreement, trial
 from ftis.environments.play import Player, player_of
 from ftis.learning import Update
-from ftis.measures import RoundExchange, round_record
+from ftis.measures import RoundExchange, Stopwatch
 from ftis.models import starters
 from ftis.objectives import resolve
-from ftis.peer import Stopwatch
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
@@ -49,7 +48,7 @@ from ftis.run.provenance import claim
 from ftis.run.runs import peer_lock
 from ftis.sampling import Decoding
 from ftis.schedule import seed_of
-from ftis.selection import Chosen, select
+from ftis.selection import Chosen
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
 from ftis.trl.batches import prompts_of, spread, tokens_of
@@ -354,7 +353,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         reported = {"sampling_per_token_logps", "old_per_token_logps"} <= out.keys()
         self._judged = self.foreign.judged(batch, known, reported)
         clock.lap("logp")
-        self._chosen: Chosen = ranks.from_main(self._choose)
+        self._chosen: Chosen = ranks.from_main(lambda: self.member.choose(self._judged))
         joined, self._beta_factor = self.foreign.joined(self._judged, self._chosen, out, known)
         return joined
 
@@ -529,11 +528,6 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._heard = replace(self._heard, admissions=without(self._heard.admissions, failed))
         return [one for one in scored if place_of(one.group) not in failed]
 
-    def _choose(self) -> Chosen:
-        for selection in self.member.selections:
-            selection.examine(self._judged)
-        return select(self._judged, self.member.selections)
-
     # --- the end of a round -------------------------------------------------------------------------
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -562,26 +556,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.control.should_training_stop, self.control.should_save = True, self.args.save_strategy != "no"
 
     def _record(self, update: Update) -> None:
-        member = self.member
-        member.advance(self._judged.batch, self._clock.total)
-        about = {
-            "step": member.cursor.step,
-            "learning_rate": self._get_learning_rate(),
-            "tokens_sampled": member.cursor.tokens_sampled,
-            **self._clock.metrics(),
-        }
-        record = round_record(
-            self._judged,
-            self._chosen,
-            update,
-            self._heard,
-            recipe=member.recipe,
-            own=member.name,
-            end_ids=self.policy.end_ids,
-            prompts=member.task.train,
-            about_peers=member.about_peers(),
-            about=about,
-        )
+        heard, clock, rate = self._heard, self._clock, self._get_learning_rate()
+        record = self.member.record(self._judged, self._chosen, update, heard, clock, rate, self.policy.end_ids)
         for key in [key for key in record.metrics if key == "grad_norm" or "clip_ratio/" in key]:
             del record.metrics[key]  # TRL clips, and logs it
         self._records.round(record)
