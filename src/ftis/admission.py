@@ -142,7 +142,7 @@ class Terms:
     """The agreements of a run that a message can break.
 
     Attributes:
-        run, tokenizer: 32 hex digits each, as in the header. No tokenizer: the messages are of text, in any.
+        run, tokenizer: 32 hex digits each, as in the header. None: messages hold text.
         vocab_size: ids lie in 0 … vocab_size − 1; this peer's model can embed and its tokenizer decode all of them.
         end_ids: the ids that end a completion for every peer.
         group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.

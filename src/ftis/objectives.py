@@ -221,9 +221,8 @@ F_TIS = Objective(weight=truncated, filtered=True)
 """F-TIS (arXiv 2605.22537): truncated weights, and the KL filter."""
 
 F_TIS_LIFTED = replace(F_TIS, weight=lifted)
-"""F-TIS that gives a success the weight 1, unless the learner would write some unit of it less than δ times as often as
-its sender. A text that a sender always writes, and the learner hardly ever, thus keeps F-TIS's weight, almost 0.
-No unit has more than 1/δ times F-TIS's weight."""
+"""F-TIS with weight 1 for likely successes: each unit has π_old/π_gen ≥ δ. A text that a sender always writes, and the
+learner hardly ever, thus keeps F-TIS's weight, almost 0. No unit has more than 1/δ times F-TIS's weight."""
 
 GSPO = Objective(ratio=geometric_over_old, weight=truncated, epsilon=3e-4, epsilon_high=4e-4)
 """Group Sequence Policy Optimization (Zheng et al., arXiv 2507.18071), at the source's clip widths.

@@ -30,7 +30,7 @@ class Drawn(NamedTuple):
 
     Attributes:
         staleness: rounds that the peer has learned from since. If there are any, π_gen ≠ π_old.
-        seconds: that sampling took before the round began.
+        seconds: of sampling before the round began.
     """
 
     round: int

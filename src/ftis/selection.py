@@ -38,7 +38,7 @@ class OwnOld(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A batch with the values that are fixed before the round's first optimiser step, except ``own_old`` "in_step".
+    """A batch with its values from before the round's first optimiser step. With "in_step" the step fills in log π_old.
 
     Attributes:
         advantage_N: float32 [N].

@@ -139,7 +139,7 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
 
 
 def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> str:
-    """Memory of all peers that run at a time, which in every arm are all, and disk of all arms."""
+    """Memory of all peers at work at a time, and disk of all arms."""
     memories = [(peer, memory) for peer, _, memory in examined.values()]
     most, size, how = _at_a_time(arms, memories)
     where, free = _left_for([peer for peer, _ in memories])

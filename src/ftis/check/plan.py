@@ -1,4 +1,4 @@
-"""The plan of a run in lines for people: its problems, its arms, and learning rates that would not serve a peer."""
+"""The plan of a run in lines for people: its problems, its arms, and warnings on learning rates."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def sound_process(swarm: Recipe, name: str, groups: int, place: Path, say: Say, 
 
 
 def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard, stop: Stop | None = None) -> Sounding:
-    """Sample and score, one group and then all, and more where none has signal; then take steps on some of them.
+    """Sample and score one group, then all, and more if none has signal. Take optimiser steps on some.
 
     Args:
         swarm: with exactly the peers of the swarm.

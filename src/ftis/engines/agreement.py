@@ -74,8 +74,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Gaps:
-    """Differences of log-probabilities in nats: the largest, or in bfloat16 the largest of the rows' root mean squares,
-    in which a single token counts as :data:`PEAK` says, and a short row as :data:`AT_LEAST` does.
+    """Differences of log-probabilities in nats. In float32, of the token with the largest. In bfloat16, the largest
+    root mean square of a row, with single tokens bounded by :data:`PEAK` and short rows by :data:`AT_LEAST`.
 
     Attributes:
         sampler, learner: from a plain pass.
@@ -287,8 +287,8 @@ def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding], take_
 
 
 def _left_out(scores_TV: Tensor, kept_T: Tensor, target_T1: Tensor, decoding: Decoding) -> Tensor:
-    """Log-probabilities, as if they were taken in, of tokens that top k or top p leave out, less what they lack: the
-    nats by which each logit must be off, up or down, before the token is within.
+    """Log-probabilities of sampled tokens outside top k or top p, as if these took them in, less the nats by which
+    their logits miss.
 
     Args:
         scores_TV: logits / temperature.

@@ -409,7 +409,7 @@ def _kind(layer: Any) -> tuple[str]:
 
 
 def _scale_of(norm: Any, scale: float = 1.0) -> Any:
-    """By what an RMS norm over n numbers multiplies x / √(|x|² + n ε): √n and its weight (Gemma's keep it less 1).
+    """The factor of x / √(|x|² + n ε) in an RMS norm over n numbers: √n times its weight (Gemma keeps it less 1).
 
     None for no norm. ``scale`` is multiplied in.
     """

@@ -58,7 +58,7 @@ def is_quantised(model: Any) -> bool:
 
 
 def share_frozen(model: Any) -> None:
-    """Let frozen parameters that are equal to those of an earlier model of this process lie in memory once.
+    """Keep one copy of frozen parameters that equal those of an earlier model of this process.
 
     So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
     """

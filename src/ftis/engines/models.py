@@ -236,7 +236,7 @@ def _place_of_base(source: str) -> str:
 
 
 def _adapter_config(source: str) -> Path | None:
-    """The file that tells of a LoRA adapter, in its directory or from the Hub; None of another model."""
+    """A LoRA adapter's ``adapter_config.json``, in its directory or from the Hub; None for any other model."""
     with suppress(OSError, ValueError):  # the loading of the model has the better error
         found = find_adapter_config_file(source, local_files_only=only_here(source))
         return None if found is None else Path(found)

@@ -1,4 +1,4 @@
-"""A cache of keys and values in preallocated slots, so that growing by a token copies nothing, and how large it is."""
+"""A cache of keys and values in preallocated slots, and its size. A new token copies nothing."""
 
 from __future__ import annotations
 

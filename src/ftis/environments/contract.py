@@ -9,8 +9,8 @@ Both are a class, made without arguments and used again after ``reset``:
   them. Or ``reply(text) -> str | None`` answers a turn as text; None ends the episode.
 - ``get_reward() -> float`` is asked at the end. Without it the recipe's reward function scores the whole completion.
 
-An environment must answer the same actions of the same row and seed alike: each peer plays the others' episodes itself.
-A user's plays in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
+An environment is deterministic: equal row, seed and actions give equal answers, since each peer plays the others'
+episodes. A user's plays in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
 """
 
 from __future__ import annotations

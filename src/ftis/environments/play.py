@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """A model's actions in an episode: at most ``room`` tokens with the answers, or more if ``heard`` as text."""
+    """A model's actions, of at most ``room`` tokens with the answers. Text from others, ``heard``, may exceed it."""
 
     actions: Actions
     turns: list[Turn]

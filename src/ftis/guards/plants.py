@@ -50,10 +50,10 @@ class Found(NamedTuple):
 class PlantTest:
     """Evidence, for each n-gram that others brought, that own answers took it up, and that they are better with it.
 
-    After the first rounds an n-gram is watched behind a round in which others' rewarded completions of several groups
-    hold it, unless an own completion did so in that round or in the first ones. It is tested behind the first later
-    round in which own completions of many groups hold it. Then, with R = 0, s = 1/2 in its first round and
-    s = 1/(2 rounds) later, ::
+    After the first rounds the test watches an n-gram from the round on in which others' rewarded completions of several
+    groups hold it. It skips n-grams that own completions held in that round or in the first ones. The draws begin after
+    the first later round in which own completions of many groups hold it. Then, with R = 0, s = 1/2 in its first round
+    and s = 1/(2 rounds) later, ::
 
         R ← (R + s) · Π_groups E,   E = ρ/ρ₀ if the group holds it, else (1 − ρ)/(1 − ρ₀)
 

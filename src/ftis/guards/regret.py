@@ -36,9 +36,9 @@ class NoRegret(Selection):
     """A guard that watches the learner's reward on own groups, and decides whom the learner hears.
 
     The first alarm may have other causes than the senders, so the learner then shows that it does not fall alone. From
-    then on a sender is harmful if the fall most likely began behind a round in which the learner learned from it alone,
-    has learned from no other since, and such falls have enough evidence by themselves. An alarm while the learner hears
-    all doubles the rounds of a probation.
+    then on a sender is harmful under three conditions: the fall most likely began after a round in which the learner
+    learned from it alone; it has learned from no other since; such falls have enough evidence by themselves. An alarm
+    while the learner hears all doubles the rounds of a probation.
 
     Attributes:
         recipe: with exactly the peers of this swarm.

@@ -149,8 +149,8 @@ class Sender:
 class HonestyTest(Selection):
     """Quarantines a sender for good once its tokens cannot have been drawn from the probabilities that it reports.
 
-    Several keys may split one lie. So a second test takes all senders for one. Nothing is learned from a message after
-    which *its* evidence suffices, and the message leaves no trace in that test. Nobody is accused: it takes several.
+    One liar may hold several keys. So a second test treats all senders as one. It drops a message that would make its
+    evidence suffice, and forgets it. It accuses nobody.
 
     Anybody accuses an honest sender, or refuses a message while all are honest, with a probability of at most
     ``honesty.alpha`` in a whole run, if all its peers test with that α: docs/method.md says under which conditions. A

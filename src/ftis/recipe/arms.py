@@ -52,7 +52,7 @@ class Arm:
 
 
 def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
-    """The recipe's arms; without any, the recipe itself is one that bears its objective's name, as far as it can."""
+    """The recipe's arms. A recipe without arms is one arm, named after its objective."""
     fit = re.sub(r"[^A-Za-z0-9_.-]", "-", recipe.objective.name)[-64:].lstrip("_.-")
     return recipe.arms or (ArmConfig(name=fit or "objective"),)
 
@@ -71,7 +71,8 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
 
 
 def check_baselines(recipe: Recipe) -> None:
-    """
+    """Refuse a baseline that is no arm.
+
     Raises:
         RunError: one of the baselines is no arm.
     """
@@ -84,7 +85,7 @@ def check_baselines(recipe: Recipe) -> None:
 
 
 def keep_arms(recipe: Recipe, only: tuple[str, ...]) -> Recipe:
-    """The recipe with those arms alone, and with those of the baselines that are among them. Without names: as it is.
+    """The recipe with the named arms, and the baselines among them. Without names, the whole recipe.
 
     Raises:
         RunError: the recipe has no such arm, none of them is a baseline, or a baseline is no arm.

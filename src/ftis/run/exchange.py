@@ -34,8 +34,8 @@ def with_exchange(arm: Arm) -> Arm:
 
 
 def _check_ends(arm: Arm, known: Mapping[str, Vocabulary]) -> None:
-    """Refuse an end token that no peer has or, where ids are exchanged, that any peer lacks. With text it may be
-    another peer's."""
+    """Refuse an end token that no peer has or, if ids are exchanged, that any peer lacks. With text, an end token of
+    one peer suffices."""
     recipe = arm.recipe
     if recipe.exchange == "ids":
         for name, of in known.items():

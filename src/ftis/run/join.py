@@ -4,7 +4,7 @@
     recipe.json, provenance.json as of any run
     <arm>/<peer>/                records and checkpoints, as of any run, and besides
         events.jsonl             who came, left, was late or refused, with the time
-        outbox/                  own messages that others may still ask for; in an open swarm, whose name is whose
+        outbox/                  own messages on offer; in an open swarm, the key of each name
 
 <output_dir>/<name>-seed<seed>-<peer>.identity/
     incarnation                  how often this peer has been started

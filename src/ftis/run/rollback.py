@@ -1,6 +1,6 @@
 """Going back: a run's peers go on from an earlier checkpoint, and senders that the honesty test accused stay accused.
 
-A kill in the middle leaves a run that goes on from its old place or from its new one, and never from between::
+A kill in the middle leaves the run at its old step or at its new one::
 
     check all → keep accusations → note → delete derived files → delete newer checkpoints → cut records
 

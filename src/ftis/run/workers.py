@@ -86,8 +86,8 @@ STOP = "stop"
 def interrupts(say: Say, stop: Stop) -> Iterator[None]:
     """Let Ctrl-C or SIGTERM set ``stop`` and report it; the second one raises KeyboardInterrupt.
 
-    Only on the main thread. A signal that is ignored stays ignored, as Ctrl-C is by a command in the background. One
-    that the program around it handles stays with that program.
+    Only on the main thread. A signal that is ignored stays ignored, as Ctrl-C is by a command in the background. The
+    surrounding program keeps the signals that it handles.
     """
 
     def ask(signum: int, frame: object) -> None:

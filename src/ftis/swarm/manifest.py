@@ -46,7 +46,7 @@ class Manifest:
         size: bytes of the message.
         chunks: SHA-256 of each :data:`CHUNK_BYTES` of the message; the last chunk may be shorter.
         items: the prompts of the message's groups, ascending.
-        milliseconds: that a round with an equal share of the prompts takes the peer; 0 is left out.
+        milliseconds: of a round with an equal share of the prompts; 0 is left out.
     """
 
     run: str

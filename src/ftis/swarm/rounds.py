@@ -9,8 +9,14 @@ clock) included; every call returns the decisions that the transport then carrie
     collect, then poll         a round is awaited      -> Fetch, Ask, NetworkEvent and at last Closed, or ExchangeError
     fetched, corrupt           contents came, or junk
 
-A round closes when every peer that takes part has delivered, when those that have not are gone, when they take too long
-beside the others (:mod:`ftis.swarm.pace`), or at the deadline. It closes against the roster, never against the peers
+A round closes at the first of these:
+
+- every peer that takes part has delivered;
+- those that have not are gone;
+- they take too long beside the others (:mod:`ftis.swarm.pace`);
+- the deadline.
+
+It closes against the roster, never against the peers
 that happen to be visible: below the quorum it follows the recipe's ``below_quorum``, loudly. A transport with threads
 holds one lock around all calls; :mod:`ftis.swarm.link` is one.
 """

@@ -2,7 +2,7 @@
 
 Many problems have more than one right answer, and many answers more than one spelling. Some data sets evaluate an
 answer as Python: here it can be a literal or a formula and nothing else. Some give the full score to a text that is no
-answer: ``nan`` is at least as good as any number, and ``x/x`` is a 1 that no given number pays for. Such answers score
+answer: ``nan`` is at least as good as any number, and ``x/x`` is a 1 without any given number. Such answers score
 0. A data set that gives the full score to other texts does not score itself (:func:`scores_itself`).
 """
 

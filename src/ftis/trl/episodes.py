@@ -1,9 +1,9 @@
 """A swarm's episodes within TRL.
 
-TRL's own loop reads a call as the model's family writes it, and goes on otherwise than other peers where a call is
-wrong. In a swarm :class:`~ftis.environments.play.Player` plays instead, with the same tokens as in every peer, and TRL
-draws. For the rewards TRL's environments play each episode once more: they are then in its last state, where
-``get_reward`` and reward functions look at them.
+TRL's own loop parses calls in the format of the model's family, and handles a wrong call differently from other peers.
+In a swarm :class:`~ftis.environments.play.Player` plays instead, with the same tokens as in every peer, and TRL draws.
+For the rewards TRL's environments play each episode once more: they are then in its last state, where ``get_reward``
+and reward functions look at them.
 """
 
 from __future__ import annotations

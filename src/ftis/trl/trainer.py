@@ -6,7 +6,7 @@ loss does the rest::
 
     sample ─ offer ─ collect ─ admit ─ score ─ judge ─ select ─ join ─ steps_per_generation x num_iterations losses
 
-If nothing joins, TRL's batch is as TRL made it. A trainer without a swarm does nothing else than GRPOTrainer.
+If nothing joins, TRL's batch is as TRL made it. Without a swarm the trainer is a GRPOTrainer.
 
 Of several processes only the main one talks to the others. It hands on the admitted groups and the selection; each
 process scores, judges and learns from its part.
