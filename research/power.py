@@ -158,7 +158,7 @@ def careless(plant: tuple[float, int], length: int, seed: int) -> int | None:
 
 
 def row_of(length: int, plant: tuple[float, int], seeds: int) -> tuple[Cell, ...]:
-    """The cells behind a row's name: when a careless sender is found, and what an adaptive one plants."""
+    """The cells after a row's name: when a careless sender is found, and what an adaptive one plants."""
     rounds = [careless(plant, length, seed) for seed in range(seeds)]
     named = [round for round in rounds if round is not None]
     when = f"{median(named):.0f}" if len(named) == seeds else f"{len(named)} of {seeds}" if named else "never"

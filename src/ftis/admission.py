@@ -79,9 +79,9 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"
     TOKEN_OUT_OF_RANGE = "token_out_of_range"
     TOKENS_AFTER_END = "tokens_after_end"
-    """An end-of-sequence id before the last position, or tokens behind a stop string."""
+    """An end-of-sequence id before the last position, or tokens after a stop string."""
     UNPLAYABLE = "unplayable"
-    """A completion that no episode of the environment has: it goes on behind its end, or stops between turns."""
+    """A completion that no episode of the environment has: it goes on after its end, or stops between turns."""
     BAD_LOGP = "bad_logp"
     """NaN, above 0 or below :data:`~ftis.rollouts.MIN_LOGP`."""
 
@@ -200,7 +200,7 @@ class Admitter:
 
     Args:
         score: this peer's own reward function.
-        detokenize: ids of this peer's tokenizer -> text, without the part behind a stop string.
+        detokenize: ids of this peer's tokenizer -> text, without the part after a stop string.
         spoken: ids of a message -> its text, cut likewise; None: messages hold this peer's ids.
         read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it has them.
         episodes: of this peer's copy of the environment; None: there is none.

@@ -136,7 +136,7 @@ class SamplingConfig(_Section):
     """Sample among the k most probable tokens only; 0 is off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
-    """A completion ends with the token that completes one of these strings. Text behind the string is not read."""
+    """A completion ends with the token that completes one of these strings. Text after the string is not read."""
     end_tokens: Strings = ()
     """Tokens that end a completion for every peer, beside its own: of a base and an instruct model both ends."""
     sampler: str = "auto"

@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def commit() -> str | None:
-    """The checkout's commit, with ``+changes`` behind it if its code differs from that; None outside a checkout."""
+    """The checkout's commit, with ``+changes`` after it if its code differs from that; None outside a checkout."""
     if not (CHECKOUT / ".git").exists() or not shutil.which("git"):
         return None
 

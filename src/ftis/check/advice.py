@@ -61,7 +61,7 @@ IN_A_BOX = """\
 """The same for answers that are not numbers. The prompt begins the answer, so that the model writes the format."""
 AN_EXAMPLE = [{"question": "3 + 4 =", "completion": "7"}]
 EXTRACT, AS_NUMBERS = '  extract = "last_number"\n', '  answer = "number"\n'
-"""A line of both, and the line behind it if a task by itself compares answers as text or as mathematics."""
+"""A line of both, and the line after it if a task by itself compares answers as text or as mathematics."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def peak_memory(
         at_once, a_row = groups_within(shape.config, longest, steps, kept_in, groups, of_each, most, within, refills)
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
-        # Tokens behind kept ones are read by the decoder: an answer's, or those behind the prompts' long beginning.
+        # Tokens after kept ones are read by the decoder: an answer's, or those after the prompts' long beginning.
         read = steps if keeps else longest - shared + 1 if 2 * shared >= longest else 0
         if read and refills:
             places = longest + steps if keeps else longest

@@ -235,7 +235,7 @@ def gaps(
 def sees_padding(policy: Policy) -> bool:
     """Whether masked tokens in front of a prompt change its completion: states and convolutions may take them in.
 
-    The logits behind three prompts are compared, each behind two kinds of padding.
+    The logits after three prompts are compared, each after two kinds of padding.
     """
     model, numbers = policy.model, torch.Generator().manual_seed(0)
     length = min(12, positions_of(model.config) or 12)

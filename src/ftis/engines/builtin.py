@@ -231,7 +231,7 @@ class _Rows:
     def _shared(self, prompts: Sequence[Ints]) -> KeptRows | None:
         """Keys and values of the common beginning of all prompts; None if it is short, or under half of the longest.
 
-        The fused decoder reads on behind it. It stores all attention weights, so it reads no long rest.
+        The fused decoder reads on after it. It stores all attention weights, so it reads no long rest.
         """
         shared = shared_beginning(prompts)
         if self.decoder is None or 2 * shared < max(map(len, prompts)):
@@ -245,7 +245,7 @@ class _Rows:
         return KeptRows([KeptPart(only, only, list(zip(*cache.all_slots(), strict=True)))], [beginning])
 
     def _read(self, cache: SlotCache, prompts: Sequence[Ints], read: int) -> Tensor:
-        """Fill a cache with prompts behind its first ``read`` slots. Returns their logits."""
+        """Fill a cache with prompts after its first ``read`` slots. Returns their logits."""
         input_PT, mask_PT = left_padded(prompts, self.policy.device)
         position_PT = (mask_PT.long().cumsum(-1) - 1).clamp(min=0)
         logits: Tensor = self.policy.model(
@@ -261,7 +261,7 @@ class _Rows:
     def _read_on(
         self, decoder: FusedDecoder, cache: SlotCache, prompts: Sequence[Ints], start_P: Ints, known_P: Ints
     ) -> Tensor:
-        """The same behind the slots that are ``known`` of each row: its other tokens alone are read."""
+        """The same after the slots that are ``known`` of each row: its other tokens alone are read."""
         device, longest = self.policy.device, start_P[0] + len(prompts[0])
         slots = [np.arange(known, longest) for known in known_P]
         row_M, slot_M = np.repeat(np.arange(len(prompts)), longest - known_P), np.concatenate(slots)

@@ -116,7 +116,7 @@ def _generated(
     logp_NT = recorder.finish(output_NT)
     ended_NT = torch.isin(tokens_NT, torch.tensor(ends, device=tokens_NT.device))
     first_end_N = torch.where(ended_NT.any(-1), ended_NT.int().argmax(-1) + 1, tokens_NT.shape[1])
-    for row, length in stops.length.items():  # behind it stands padding, which may be an end-of-sequence id
+    for row, length in stops.length.items():  # after it stands padding, which may be an end-of-sequence id
         first_end_N[row] = min(int(first_end_N[row]), length)
     return as_groups(tokens_NT.int(), logp_NT, first_end_N, repeats), _part(found.past_key_values, rows)
 

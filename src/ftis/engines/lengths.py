@@ -104,7 +104,7 @@ def switch_of(model: Any, device: torch.device) -> int | None:
 
 @dataclass(frozen=True)
 class BySwitch(Forward):
-    """Rows of a model with a switch, in a pass before it and one behind it."""
+    """Rows of a model with a switch, in a pass before it and one after it."""
 
     forward: Forward
     switch: int
@@ -117,7 +117,7 @@ class BySwitch(Forward):
         rows = [np.concatenate(row) for row in zip(prompts, completions, strict=True)]
         place_n = np.cumsum([0, *map(len, completions)])
         outputs, places = [], []
-        for first, last in ((0, self.switch), (self.switch + 1, sys.maxsize)):  # tokens behind rows of so many
+        for first, last in ((0, self.switch), (self.switch + 1, sys.maxsize)):  # tokens after rows of so many
             parts = [(i, max(len(p), first), min(len(rows[i]), last + 1)) for i, p in enumerate(prompts)]
             if parts := [(i, start, end) for i, start, end in parts if start < end]:
                 outputs.append(self.forward([rows[i][:s] for i, s, _ in parts], [rows[i][s:e] for i, s, e in parts]))
@@ -136,7 +136,7 @@ class OneLength(Draw):
         self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         drawn: dict[int, tuple[Rollout, ...]] = {}
-        decoding = replace(decoding, kept=None)  # behind a switch the keys before it are others
+        decoding = replace(decoding, kept=None)  # after a switch the keys before it are others
         for length in sorted({len(prompt) for prompt in prompt_ids}):
             chosen = [i for i, prompt in enumerate(prompt_ids) if len(prompt) == length]
             prompts = [prompt_ids[i] for i in chosen]

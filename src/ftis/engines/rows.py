@@ -99,7 +99,7 @@ def as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: int
 
 
 def whole_rows(prompt_ids: Sequence[Ints], groups: Sequence[Sequence[Rollout]]) -> list[Ints]:
-    """Each completion behind its prompt."""
+    """Each completion after its prompt."""
     return [
         np.concatenate([ids, of.completion_ids]) for ids, group in zip(prompt_ids, groups, strict=True) for of in group
     ]

@@ -61,7 +61,7 @@ def prefill_bytes(config: Any, tokens: int, number: int) -> int:
 
 
 def attention_bytes(heads: int, width: int, tokens: int, places: int, number: int) -> int:
-    """Count the bytes of a layer's attention while one row reads ``tokens`` more tokens behind those that it keeps: its
+    """Count the bytes of a layer's attention while one row reads ``tokens`` more tokens after those that it keeps: its
     scores, their softmax, at most two biases, and three copies of its queries.
 
     Args:

@@ -16,7 +16,7 @@ def texts_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], st
 
     The decoders of Llama 2, Mistral and Phi 3 drop a leading space, since their encoders put one before each text.
     But "The answer is" and a completion ``▁7`` are "The answer is 7". With such a tokenizer, completions are decoded
-    behind a token whose text is then cut off.
+    after a token whose text is then cut off.
     """
     lead = _lead(tokenizer)
     return partial(_text, tokenizer) if lead is None else partial(_text_behind, tokenizer, lead)

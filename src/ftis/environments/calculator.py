@@ -13,7 +13,7 @@ LONGEST = 100
 MONEY = "$€£"
 EXPRESSION = re.compile(rf"[-+*/().,{MONEY}\d ]{{1,{LONGEST}}}$")
 BEGIN = re.compile(r"(?<![\w.,)])[-+]?(?:\(|\.?\d)")
-"""Where an expression may begin: a sign has its number right behind it, and no word or number goes on."""
+"""Where an expression may begin: a sign has its number right after it, and no word or number goes on."""
 GOES_ON = re.compile(
     r"(?:\d.|\)[-+(]|[^\W\d_][-+]|\S[^\S\n]*[-+*/×÷·−–^%][^\S\n(]*.|√.|[\d%] of.|\\[a-z]+."
     r"|(?<![^\W\d_])(?:x|times|plus|minus|(?:divid|multipli)ed by).)$",
@@ -26,10 +26,10 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 class Calculator:
-    """A tool that completes a turn behind ``=`` by its expression's value. It needs ``sampling.stop = ["="]``.
+    """A tool that completes a turn after ``=`` by its expression's value. It needs ``sampling.stop = ["="]``.
 
     Attributes:
-        before: the end of earlier turns and answers, since a calculation may go on behind an answer.
+        before: the end of earlier turns and answers, since a calculation may go on after an answer.
     """
 
     before = ""

@@ -107,7 +107,7 @@ class Environment:
         return hasattr(self.instance, "get_reward")
 
     def begun(self, prompt: Prompt) -> Prompt:
-        """A problem as its episode begins: ``reset``'s text behind the question."""
+        """A problem as its episode begins: ``reset``'s text after the question."""
         return replace(prompt, question=prompt.question + self.play(prompt, ()).observation)
 
     def stop(self) -> None:

@@ -81,7 +81,7 @@ class Player:
     """The episodes of one peer, as :class:`~ftis.episodes.Episodes` says.
 
     A turn ends with an end token or a stop string. Behind an end token the answer is a message of its own, written by
-    the chat template up to the model's next turn; without a template, and behind a stop string, it is plain text.
+    the chat template up to the model's next turn; without a template, and after a stop string, it is plain text.
 
     Attributes:
         detokenize: token ids → text, without special tokens.
@@ -218,7 +218,7 @@ class Player:
 
         Raises:
             EpisodeError: a turn before the last took too long.
-            UnplayableError: a token stands behind the episode's end, or the episode is longer than a completion may be.
+            UnplayableError: a token stands after the episode's end, or the episode is longer than a completion may be.
         """
         acted = self._drawn(prompt, drawn)
         return self._played(acted, next(self.environment.play_all([acted.actions], LETTERS * self.most)))
@@ -232,7 +232,7 @@ class Player:
         """
         turns = self.turns(drawn)
         if len(turns) > self.most_turns:
-            raise UnplayableError(f"turn {self.most_turns + 1} stands behind the episode's end")
+            raise UnplayableError(f"turn {self.most_turns + 1} stands after the episode's end")
         texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
         by_token = [int(turn[-1]) in self.end_ids for turn in turns]
         return self._acted(prompt, list(map(Turn, turns, texts, by_token)), self.most, known, overdue)
@@ -288,7 +288,7 @@ class Player:
                 ids = np.zeros(0, np.int32)  # nothing is learned from it
             if ids is None or number + 1 == self.most_turns or (used + len(ids) >= room and not heard):
                 if number + 1 < len(turns):
-                    raise UnplayableError(f"turn {number + 2} stands behind the episode's end")
+                    raise UnplayableError(f"turn {number + 2} stands after the episode's end")
                 break
             observed.append(Observed(at, ids))
             parts.append(_quoted(answered) if turn.by_token else answered)
@@ -300,7 +300,7 @@ class Player:
         )
 
     def turns(self, drawn: Ints) -> list[Ints]:
-        """The drawn tokens, cut behind each end token and each token that completes a stop string.
+        """The drawn tokens, cut after each end token and each token that completes a stop string.
 
         At most one turn more than an episode may have, which holds the rest: cutting takes time.
         """
@@ -335,7 +335,7 @@ class Player:
         return np.array(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
     def _behind_a_turn(self, answers: Sequence[dict[str, Any]]) -> str:
-        """The chat template's text behind a turn's end token, up to the model's next turn."""
+        """The chat template's text after a turn's end token, up to the model's next turn."""
         question, turn = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
         config = self.config.model_copy(update={"prefill": ""})
         text = chat_text([question, turn, *answers], config, self.tokenizer, "an environment's answer")
@@ -354,7 +354,7 @@ def _within(positions: int | None, read: Mapping[int, Ints], left: Mapping[int, 
 
 
 def _quoted(text: str) -> str:
-    """An answer in lines of its own, each behind ``>``."""
+    """An answer in lines of its own, each after ``>``."""
     return "".join(f"\n> {line}" for line in text.split("\n")) + "\n"
 
 

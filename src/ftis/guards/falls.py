@@ -13,7 +13,7 @@ import numpy.typing as npt
 Floats64 = npt.NDArray[np.float64]
 
 STAKES = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 15 / 16])
-"""The bets on either side of a change: λ before it, f behind it."""
+"""The bets on either side of a change: λ before it, f after it."""
 LEVELS = np.linspace(0, 1, 101)
 """Candidates for the mean reward before a change. The bound holds for all values between them."""
 LONGEST = 256
@@ -35,7 +35,7 @@ class FallTest:
     """Evidence that a round's expected reward lies more than ``margin`` below its mean over earlier rounds.
 
     Let X be a group's mean reward, scaled to [0, 1] from the range of rewards seen before. For each first round c
-    behind a change, let A be w rounds before it, with a gap of g rounds between, and B those from it on. The groups of
+    after a change, let A be w rounds before it, with a gap of g rounds between, and B those from it on. The groups of
     A's first round decide w and g, so both are known when A begins::
 
         e_cwg = min_m  mean_λ Π_A (1 + λ (X − μ)) exp(λ (μ − m))
@@ -70,7 +70,7 @@ class FallTest:
     def add(self, rewards: Sequence[Sequence[float]]) -> None:
         """Take in a round: the rewards of each own group.
 
-        The test begins anew behind a round with a reward above the range, which then goes up to there. A reward below
+        The test begins anew after a round with a reward above the range, which then goes up to there. A reward below
         the range counts as its lower end.
         """
         every = [reward for group in rewards for reward in group]

@@ -52,8 +52,8 @@ class NoRegret(Selection):
         alarms: their number.
         learned_from: the senders of each round since the last alarm.
         rewards: the mean own reward of each round since then.
-        best, best_reward: the step of the checkpoint to go back to, and the mean reward of the rounds behind it.
-        pending: a step whose checkpoint is kept until the rounds behind it show whether it is better; −1: none.
+        best, best_reward: the step of the checkpoint to go back to, and the mean reward of the rounds after it.
+        pending: a step whose checkpoint is kept until the rounds after it show whether it is better; −1: none.
         back_to: after an alarm, the step to go back to; −1 if no checkpoint is better than the present.
         remarks: sentences on this round's decisions.
     """
@@ -192,7 +192,7 @@ class NoRegret(Selection):
                 self.remarks.append(f"round {step}: {self.own} learns from {', '.join(self.others)} again")
 
     def _compare(self, step: int) -> None:
-        """Choose the checkpoint to go back to by the rounds behind it, since those before it may hide a fall."""
+        """Choose the checkpoint to go back to by the rounds after it, since those before it may hide a fall."""
         assert self.best_reward is not None
         mean = float(np.mean(self.rewards[-self.window :]))
         if self.pending >= 0:

@@ -49,7 +49,7 @@ class Ratios:
     Attributes:
         counts_NUC: q/π_gen by each way to count the sender's earlier tokens, [N, U, C].
         old_NU: π_old/π_gen of the learner, [N, U]; 0 for rollouts on which its model was not run.
-        length_N: units of each rollout; places behind them do not count.
+        length_N: units of each rollout; places after them do not count.
         group_N: the group of each rollout, ascending, from 0.
         known_P: whether the learner's model was run on the group.
     """

@@ -34,10 +34,10 @@ AT_ONCE = 2**20
 
 
 class Frequent:
-    """An e-detector for each token of a sender's earlier groups, and for each token behind the one before it.
+    """An e-detector for each token of a sender's earlier groups, and for each token after the one before it.
 
-    A key is (c, a): a token behind c, or anywhere. With n groups in the whole run and A keys known before a group, for
-    each of these and ε, over the group's places t behind c, ::
+    A key is (c, a): a token after c, or anywhere. With n groups in the whole run and A keys known before a group, for
+    each of these and ε, over the group's places t after c, ::
 
         E_g(c, a, ε) = Π_t (1 − ε + ε [a_t = a] / π_gen(a_t))        R_g = (R_{g−1} + 1/(6 n A)) · E_g
 
@@ -70,7 +70,7 @@ class Frequent:
         return np.array(nats_P)
 
     def _take(self, key_P: Keys, group_P: Keys, gain_PK: Floats64, groups: int) -> Iterator[float]:
-        """The evidence after each of some groups, whose new keys are known from the group behind their first on."""
+        """The evidence after each of some groups, whose new keys are known from the group after their first on."""
         unknown = np.flatnonzero(~_lookup(self._keys, key_P)[1] & (key_P % 2**ID_BITS != OTHER))
         new, at, counts = np.unique(key_P[unknown], return_index=True, return_counts=True)
         if len(new) > MOST_KEYS // 2:  # of one group
@@ -106,7 +106,7 @@ class Frequent:
         return (math.log(total) if total else NOTHING) + math.log(self.groups_of_run)
 
     def gains(self, rollouts: Sequence[Rollout]) -> Floats64:
-        """The nats that each place gave to the key and ε with most evidence: [N, T], 0 behind a rollout's end."""
+        """The nats that each place gave to the key and ε with most evidence: [N, T], 0 after a rollout's end."""
         row, share = np.unravel_index(self._r_AK.argmax(), self._r_AK.shape)
         hit_T = (_keys(rollouts) == self._keys[row]).any(0)
         gain_T = np.where(hit_T, _gains(rollouts)[:, share], LOG_REST[share])
@@ -136,7 +136,7 @@ class Frequent:
 
 
 def _keys(rollouts: Sequence[Rollout]) -> Keys:
-    """The two keys of each token of the rollouts, end to end: anywhere, and behind the token before it. [2, T]."""
+    """The two keys of each token of the rollouts, end to end: anywhere, and after the token before it. [2, T]."""
     token_T = np.concatenate([r.completion_ids for r in rollouts]).astype(np.int64)
     before_T = np.append(START, token_T[:-1])
     before_T[np.cumsum([len(r) for r in rollouts])[:-1]] = START

@@ -3,7 +3,7 @@
 They were warmed up on the clock calculator (:mod:`ftis.tasks.clock`), so that they solve some of its problems and
 reinforcement learning has something to select. ``small`` and ``large`` differ in size, ``small-b`` and ``large-b`` from
 those in their seed; ``adder`` and the multipliers saw other mixtures of operators; ``small-merged`` is a Llama with a
-token for each sign and the digit behind it. ``benchmarks/make_starters.py`` makes them, and others.
+token for each sign and the digit after it. ``benchmarks/make_starters.py`` makes them, and others.
 
 All are ordinary Hugging Face directories in ``ftis/starters``, of Qwen2's architecture unless said otherwise, with
 weights in float16: the same model on every machine. A directory's name ends in the first digits of the weights' sha256.

@@ -209,7 +209,7 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
     - ``number``: equal rational numbers, after removing currency and percent signs, thousands separators, units and a
       final period (``$1,000.0`` is ``1000``; ``1/2`` is ``0.5``; ``50%`` is ``50``). If both answers have a unit, here
       and below, it must be the same.
-    - ``math``: equal LaTeX, by math-verify, decimals to six digits behind the point. If both answers have a rate or a
+    - ``math``: equal LaTeX, by math-verify, decimals to six digits after the point. If both answers have a rate or a
       base, it must be the same.
     - ``exact``: equal text, without surrounding whitespace.
 

@@ -17,7 +17,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 
 SMALL, OF_A_SMALL, OF_AN_EXACT = 1e-3, 5e-3, 5e-6
-"""Below this an answer must be right to three digits of a decimal, to six of an exact value: to six behind the point
+"""Below this an answer must be right to three digits of a decimal, to six of an exact value: to six after the point
 all of them are like 0."""
 PLACES = 60
 """Digits to which numbers are computed. Two exact ones are equal if 40 are."""

@@ -147,7 +147,7 @@ def says_more(given: str, expected: str) -> bool:
     """Whether something beside the formula of ``given`` makes another answer of it.
 
     Such are words that the grammar keeps and ``expected`` lacks, as in ``9\\text{ thousand}``; dots, primes and moduli
-    behind a number; and divisors of letters, since libraries take them for numbers.
+    after a number; and divisors of letters, since libraries take them for numbers.
     """
     known = {*_WORD.findall(re.sub(r"\\[A-Za-z]+", "", expected)), "or", "and"}
     for words, behind in WORDS.findall(given):
@@ -232,7 +232,7 @@ def _is_name(side: str) -> bool:
 
 
 def _rounded(given: str, expected: str) -> tuple[str, int] | None:
-    """The side behind the last ``\\approx`` of ``given``, and its digits behind the point, which must all be right."""
+    """The side after the last ``\\approx`` of ``given``, and its digits after the point, which must all be right."""
     *before, last = _ABOUT.split(given)
     if not before or RELATION.search(expected):
         return None

@@ -82,7 +82,7 @@ _SMALL = {"⁰¹²³⁴⁵⁶⁷⁸⁹⁻": "^", "₀₁₂₃₄₅₆₇₈₉
 
 
 def _script(found: re.Match[str]) -> str:
-    """Raised or lowered digits as plain ones behind their mark; braces only around several."""
+    """Raised or lowered digits as plain ones after their mark; braces only around several."""
     digits = normalize("NFKC", found[0]).replace("\N{MINUS SIGN}", "-")
     mark = next(mark for small, mark in _SMALL.items() if found[0][0] in small)
     return mark + (digits if len(digits) == 1 else f"{{{digits}}}")
@@ -95,7 +95,7 @@ def _root(found: re.Match[str]) -> str:
 
 _SCALES = {"hundred|[百백]": 2, "thousand|[千천](?![克米瓦])": 3, "[万萬만]": 4, "million": 6, "[亿億억]": 8}
 _SCALES |= {"billion": 9, "trillion": 12}
-"""Patterns of words behind a number that multiply it, and their powers of ten."""
+"""Patterns of words after a number that multiply it, and their powers of ten."""
 
 
 def _scaled(found: re.Match[str]) -> str:
@@ -307,7 +307,7 @@ _TIDY = (
 )
 FORMULA = (
     *_TIDY,
-    *_TIDY,  # behind a unit a dollar sign may close: $5$ cm
+    *_TIDY,  # after a unit a dollar sign may close: $5$ cm
     _sub("x=-$36", "x=-36", r"((?:^|=)\s*[+-]?)\\?\$\s*(?=[+-]?[0-9.][^$]*\Z)", r"\1"),
 )
 

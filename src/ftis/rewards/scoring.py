@@ -62,7 +62,7 @@ class RewardFunction(Protocol):
 
         Args:
             prompts: [N] times the question, without template and system prompt.
-            completions: [N] texts, each behind the prompt's prefill.
+            completions: [N] texts, each after the prompt's prefill.
             completion_ids: [N] token ids of each.
             answer: [N] times the expected answer.
             columns: [N] times the value of each further column of the data set. A parameter named ``answer_kind``,

@@ -16,7 +16,7 @@ Question = tuple[Any, ...]
 questions: ``("all", …)``, ``("any", …)``."""
 NEVER: Question = ("any",)
 DIGITS = 6
-"""Digits behind the point to which a decimal must equal an exact value, as ``0.333333`` a third. math-verify's
+"""Digits after the point to which a decimal must equal an exact value, as ``0.333333`` a third. math-verify's
 default."""
 MOST_PAIRS = 400
 """Parts of one answer times those of the other."""

@@ -26,7 +26,7 @@ _KNOWN_ABROAD = re.compile(
     rf"{'|'.join(_TABLES['abroad'])}|(?:{'|'.join(_TABLES['counters'])})(?:の|\s)?(?:{_EAST})?|{_EAST}", re.IGNORECASE
 )
 POWERS = "|".join(_TABLES["powers"])
-"""Words behind a number that multiply or divide it, or add a part to it."""
+"""Words after a number that multiply or divide it, or add a part to it."""
 SAYS = "|".join(_TABLES["says"])
 """Words before an answer, as *the answer is*."""
 _ASKED = re.compile(rf"(?i:(number\sof)|{'|'.join(_TABLES['asked'])})\s*")
@@ -48,7 +48,7 @@ _PHRASE_END = re.compile(rf"[^\w\s.'’{ABROAD}-]|[.](?!\w)|\b(?:{'|'.join(_TABL
 TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|mbox)\s*\{"
 """The beginning of words in LaTeX."""
 WORDS = re.compile(rf"{TEXT}([^{{}}]*)(.)", re.DOTALL)
-"""Words in LaTeX, and the character behind them: ``}``, unless braces stand among the words."""
+"""Words in LaTeX, and the character after them: ``}``, unless braces stand among the words."""
 _GAP = r"(?:\s|~|\\[,;:! ])"
 _WORD = rf"[A-Za-z{ABROAD}][A-Za-z{ABROAD}.'’]*"
 _GROUP = rf"{TEXT}[^{{}}]*+\}}"
@@ -58,7 +58,7 @@ _RUN = re.compile(
     rf"(?:(?<=[0-9)}}\]°%])|(?<=[A-Za-z!])(?={_GAP}*{TEXT}))"
     rf"(?:{_GAP}*+(?:{_GROUP}|{_WORD}|{_PER})(?:\s*{_RAISED})?)++"
 )
-"""Words behind a value, in braces or not."""
+"""Words after a value, in braces or not."""
 _TOKEN = re.compile(rf"\^\{{?\s*(-?[1-3])\s*\}}?|({_WORD}|/)")
 _LABEL = re.compile(
     rf"^\s*((?:{_GROUP}|[A-Za-z{ABROAD}'’ ])++)(?:\s*[=:]|(?=\\approx(?![A-Za-z]))|(?<=\sis\s)(?=[+-]?\\?\$?[0-9]))"
@@ -97,7 +97,7 @@ def _known(word: str) -> bool:
 
 
 def harmless(run: str) -> bool:
-    """Whether all words behind a value are known to leave it as it is."""
+    """Whether all words after a value are known to leave it as it is."""
     plain = _plain(run)
     words = [found[2].strip(".") for found in _TOKEN.finditer(plain) if found[2]]
     if not words or _TOKEN.sub("", plain).strip() or words[-1].lower() in _JOINERS - {"in"}:
@@ -114,7 +114,7 @@ def _names(words: str) -> bool:
 
 
 def without_words(text: str) -> str:
-    """``x=2+3`` for ``Sum: 2 cm+3 cm``: no known words behind values, and x for a known name before them.
+    """``x=2+3`` for ``Sum: 2 cm+3 cm``: no known words after values, and x for a known name before them.
 
     Letters outside braces may be variables, so words there have at least two.
     """
@@ -135,12 +135,12 @@ def _without_run(found: re.Match[str]) -> str:
 
 
 def last_words(text: str) -> re.Match[str] | None:
-    """The words behind a text's last value."""
+    """The words after a text's last value."""
     return next((found for found in _RUN.finditer(text) if not text[found.end() :].strip("}. ")), None)
 
 
 def measure(text: str) -> Measure | None:
-    """The unit behind a number, or in signs beside it; None if there is none."""
+    """The unit after a number, or in signs beside it; None if there is none."""
     found = last_words(text)
     if found is None:
         return next((Measure(name, 1, "") for name, mark in _MARKS.items() if mark.search(text)), None)
@@ -162,7 +162,7 @@ DEGREE = (
     r"(?:\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])|[°º˚])"
     r"|(?<=[0-9])\^(?:o(?![A-Za-z])|\{o\}))"
 )
-"""Ways to write degrees behind a number."""
+"""Ways to write degrees after a number."""
 _MARKS = {
     "celsius": re.compile(rf"{DEGREE}\s*(?:{TEXT})?\s*C(?:elsius)?\s*\}}?\s*$"),
     "fahrenheit": re.compile(rf"{DEGREE}\s*(?:{TEXT})?\s*F(?:ahrenheit)?\s*\}}?\s*$"),

@@ -191,7 +191,7 @@ def turn_by_turn(
 
 
 def up_to(stop: Sequence[str], text_of: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
-    """``text_of`` that ends behind the first stop string."""
+    """``text_of`` that ends after the first stop string."""
     return lambda ids: cut_at(stop, text_of(ids))
 
 

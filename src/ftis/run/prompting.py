@@ -213,7 +213,7 @@ def _letters(text: str) -> Counter[str]:
 
 
 def _turn_without_end(problem: Prompt, prompt: PromptConfig, tokenizer: Any, ends: set[str]) -> str:
-    """A chat template's end of turn by which completions do not end: the model would go on behind it."""
+    """A chat template's end of turn by which completions do not end: the model would go on after it."""
     turns = [*conversation(problem, prompt), {"role": "assistant", "content": ANSWER}]
     behind = chat_text(turns, prompt, tokenizer, "an answered problem").rpartition(ANSWER)[2].lstrip()
     added = [token.content for token in tokenizer.added_tokens_decoder.values()]

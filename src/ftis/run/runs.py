@@ -183,7 +183,7 @@ def _has_finished(directory: Path, recipe: Recipe) -> bool:
 
 
 def open_peer(job: PeerJob) -> Trainer:
-    """The peer of a job, ready to train, with nothing in its directory from behind the step that it goes on from."""
+    """The peer of a job, ready to train, with nothing in its directory from after the step that it goes on from."""
     recipe = job.recipe
     if not job.resume_step:
         shutil.rmtree(job.directory, ignore_errors=True)

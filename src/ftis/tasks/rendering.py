@@ -70,7 +70,7 @@ def prompt_text(
 
     With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, a user
     and an assistant message for each example, and a user message, up to the start of the assistant's turn. Otherwise
-    the same as plain text: a blank line stands between the parts, and an example's completion right behind its user
+    the same as plain text: a blank line stands between the parts, and an example's completion right after its user
     turn. The prefill comes last.
 
     Raises:

@@ -17,7 +17,7 @@ from ftis.rollouts import Ints, Rollout
 from ftis.text.token_bytes import Bytes, TokenBytes
 
 END = 256
-"""The id behind the last byte of a completion, or of a turn, that its sender ended by the first of its end tokens; the
+"""The id after the last byte of a completion, or of a turn, that its sender ended by the first of its end tokens; the
 next id is its second, and so on. It is a unit of its own."""
 MOST_ENDS = 4
 """The most ends that a sender may use. A liar that shares one end among n hides ln n nats at each."""

@@ -26,7 +26,7 @@ def write_groups(
     """Groups of this peer's tokens as text, by :func:`~ftis.text.completions.as_texts`. Rollouts of text stay.
 
     Args:
-        turns: the turns of a completion. Turns behind ``most_bytes`` are left out.
+        turns: the turns of a completion. Turns after ``most_bytes`` are left out.
     """
     own = [rollout for group in groups for rollout in group.rollouts if rollout.unit is None]
     cut = [_cut(rollout, turns(rollout.completion_ids)) for rollout in own]

@@ -35,7 +35,7 @@ def turn_stops(text: bytes, size_S: Ints, stop: Sequence[str], most: int) -> lis
     at = begin = 0
     while at < len(size_S):
         if len(stops) == most:
-            raise UnplayableError(f"turn {most + 1} stands behind the episode's end")
+            raise UnplayableError(f"turn {most + 1} stands after the episode's end")
         later = ends[np.searchsorted(ends, at) :]
         until = int(byte_stops[later[0]]) if len(later) else len(text)
         found = [place + len(string) for string in strings if (place := text.find(string, begin, until)) >= 0]

@@ -83,7 +83,7 @@ def check_generation(
     Args:
         effective: the settings in force, those that the model's directory brings among them.
         defaults: transformers' own.
-        cut_at: the tokens behind which TRL cuts a completion off.
+        cut_at: the tokens after which TRL cuts a completion off.
 
     Raises:
         OptionError: names every setting that is neither harmless nor the default, or tokens that end a completion in

@@ -495,7 +495,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         require_prompts(given, self.member.prompt_ids, self._tokenizer, where, remedy)
         if self.stage is None and any(end in ids[:-1] for ids in completions for end in ends):
             raise OptionError(
-                f"rollout_func or sampler: a completion goes on behind an end ({ends}), which others refuse"
+                f"rollout_func or sampler: a completion goes on after an end ({ends}), which others refuse"
             )
 
     def _seed(self, round: int) -> int:
