@@ -50,6 +50,10 @@ class Arm:
         self.recipe.peer(peer)
         return next(part for part in self.parts() if peer in part.peers)
 
+    def swarm_of(self, peer: str) -> Recipe:
+        """The swarm that ``peer`` is in."""
+        return self.part_of(peer).recipe
+
 
 def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
     """The recipe's arms. A recipe without arms is one arm, named after its objective."""

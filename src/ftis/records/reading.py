@@ -395,7 +395,7 @@ class ArmOfRun:
         return any(peer.changed for peer in self.peers.values())
 
     def swarm_of(self, peer: str) -> tuple[str, ...]:
-        return next(tuple(p.name for p in s.peers) for s in self.arm.swarms if peer in {p.name for p in s.peers})
+        return self.arm.part_of(peer).peers
 
     def colour_of(self, peer: str) -> int:
         """The number of a peer's colour, the same in every chart."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -72,11 +71,8 @@ def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
 
     If earlier accusations hold from an earlier step, these do too: a sender once found stays found.
     """
-    path = path_of(peer)
-    if path.exists():
-        with suppress(ValueError, TypeError, KeyError):
-            step = min(step, json.loads(path.read_text(encoding="utf-8"))["step"])
-    write_json(path, {"step": step, "senders": senders})
+    earlier, _ = _document(peer)
+    write_json(path_of(peer), {"step": min(step, earlier), "senders": senders})
 
 
 def read(peer: Path, step: float) -> dict[str, Accusation]:
@@ -87,12 +83,18 @@ def read(peer: Path, step: float) -> dict[str, Accusation]:
     Raises:
         AccusationError: the file is damaged.
     """
+    since, senders = _document(peer)
+    return senders if step >= since else {}
+
+
+def _document(peer: Path) -> tuple[float, dict[str, Accusation]]:
+    """The step from which the file's accusations hold, and these by sender; infinity without a file."""
     path = path_of(peer)
     if not path.exists():
-        return {}
+        return inf, {}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return dict(document["senders"]) if step >= document["step"] else {}
+        return int(document["step"]), dict(document["senders"])
     except (ValueError, TypeError, KeyError) as error:
         raise AccusationError(
             f"{path} is damaged ({error!r}): restore it, or delete it to hear whom it accused again"

@@ -68,7 +68,7 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
         there = ", ".join(arm.name for arm in together) or "none"
         alone = f"the peers of arm {name!r} train alone; " if name else ""
         raise RecipeError(f"{alone}arms whose peers learn together: {there}; name one of them as the arm (--arm)")
-    swarm = next(swarm for swarm in arms[0].swarms if peer in {p.name for p in swarm.peers})
+    swarm = arms[0].swarm_of(peer)
     if swarm.training.foreign_failures is None:  # the others may be strangers
         training = swarm.training.model_copy(update={"foreign_failures": False})
         swarm = swarm.model_copy(update={"training": training})

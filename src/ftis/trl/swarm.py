@@ -93,9 +93,7 @@ class Swarm:
         self._require_trust(recipe)
         if self.link is None:
             return choose_arm(recipe, self.peer, self.arm)[1]
-        swarms = arms_of(recipe, (self.arm,) if self.arm else ())[0].swarms
-        recipe.peer(self.peer)
-        return next(swarm for swarm in swarms if self.peer in {p.name for p in swarm.peers})
+        return arms_of(recipe, (self.arm,) if self.arm else ())[0].swarm_of(self.peer)
 
     def _require_trust(self, recipe: Recipe | None) -> None:
         """Refuse a network in which nobody says who is trusted."""

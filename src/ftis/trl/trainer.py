@@ -140,8 +140,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 if train_dataset is None:
                     train_dataset = dataset_of(task, recipe.prompt, processing_class, bool(environment))
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
-        if self._has_others:
-            self._enter(cast(Recipe, recipe), cast(Task, task))
+        if self._has_others and recipe is not None and task is not None:
+            self._enter(recipe, task)
 
     def _enter(self, recipe: Recipe, task: Task) -> None:
         """Become a member of the swarm."""
