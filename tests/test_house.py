@@ -54,7 +54,7 @@ WINGS = {
     "models": "starters pretrained",
     "swarm": "facts identity manifest session chunks offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting exchange "
-    "prepare provenance processes runs experiments network join rollback export",
+    "prepare provenance claiming processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables card progress "
     "live watch report",

@@ -16,7 +16,7 @@ from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import parse
 from ftis.records.files import InUseError, locked
 from ftis.records.plan import read_plan, read_provenance
-from ftis.run.provenance import claim, delete_run
+from ftis.run.claiming import claim, delete_run
 from ftis.run.runs import _check_nothing_is_lost
 from ftis.tasks.problems import make_task
 

@@ -284,8 +284,8 @@ def train(
         _print_plan(loaded, arms)
     if (step := step_of(resume)) is not None:
         with busy(CHECKING):
+            from ftis.run.claiming import may_claim
             from ftis.run.prepare import check_to_train
-            from ftis.run.provenance import may_claim
 
             tasks = check_to_train(arms_of(loaded, arms)).tasks
             may_claim(directory, True, loaded, tasks=tasks, back_to=step, only=arms)

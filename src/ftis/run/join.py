@@ -32,9 +32,9 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog, Records, open_trackers
 from ftis.run import accusations
 from ftis.run.assembly import assemble
+from ftis.run.claiming import claim, delete_run, may_claim
 from ftis.run.network import credentials, in_network
 from ftis.run.prepare import Checked, check
-from ftis.run.provenance import claim, delete_run, may_claim
 from ftis.run.runs import repeats
 from ftis.run.together import go_on
 from ftis.swarm.session import check_endpoints

@@ -34,6 +34,7 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, open_trackers
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
+from ftis.run.claiming import claim, delete_run, may_claim
 from ftis.run.prepare import Checked, check_to_train
 from ftis.run.processes import (
     SMALL,
@@ -44,7 +45,7 @@ from ftis.run.processes import (
     runs_in_parallel,
     shared_bases,
 )
-from ftis.run.provenance import LOCK_SECONDS, claim, delete_run, longest_unsaved, may_claim
+from ftis.run.provenance import LOCK_SECONDS, longest_unsaved
 from ftis.run.together import Rounds, Turns, in_turns
 from ftis.run.training import Trainer
 from ftis.run.workers import Job, Stop, interrupts, run_jobs

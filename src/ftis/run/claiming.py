@@ -1,0 +1,266 @@
+"""Whether a run may begin or go on in a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ftis.config import Recipe
+from ftis.prompts import Task
+from ftis.recipe.arms import RunError, arms_of
+from ftis.records.files import InUseError, locked, saved_steps
+from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, recipe_text, write_run
+from ftis.run.provenance import LOCK_SECONDS, provenance
+from ftis.tasks.problems import excerpt
+
+OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
+"""The parts that may differ for an arm that was added later, and for rounds after a resume."""
+
+FREE_ON_RESUME = (
+    *("output_dir", "processes", "offload", "report_to", "experiment", "network", "honesty", "peers.*.cuda_graphs"),
+    *("training.rounds", "training.eval_every", "training.save_every", "training.save_total_limit"),
+    "training.load_best_model_at_end",
+)
+"""Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
+sets the honesty test's threshold; no other changes the numbers of honest peers."""
+NOTED = ("training.", "honesty.", "experiment.")
+"""The beginnings of keys that a run and its pages go by. A change of one is recorded, and the run's recipe has it."""
+
+
+def claim(
+    directory: Path,
+    resume: bool,
+    recipe: Recipe,
+    records: str = "*/*/evaluations.jsonl",
+    *,
+    trains: bool = True,
+    tasks: Sequence[Task] = (),
+    joined: str | None = None,
+    held: Collection[Path] = (),
+) -> str:
+    """Make the run directory, or check that an earlier run of the same recipe can go on in it.
+
+    The recipe may have arms that the earlier run had not: they are added to the run.
+
+    Returns:
+        a line that an earlier run goes on, with the differences from before; "" for a new one. Another value of
+        :data:`NOTED` is written to the run's recipe and provenance.
+
+    Args:
+        records: the files of a run that has begun; without any there is nothing to lose.
+        trains: whether rounds follow. Then other code or another machine than before is noted.
+        tasks: of the recipe, whose problems must be those that the run began with.
+        joined: the one peer that trains here, if the others are on their own machines.
+        held: locks in the directory that the caller holds.
+
+    Raises:
+        RunError: as :func:`may_claim`.
+        InUseError: another recipe trains there without records yet, or this one with other arms or values of
+            :data:`NOTED`.
+    """
+    differences = may_claim(directory, resume, recipe, records, tasks=tasks)
+    if differences is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
+        with locked(directory / ".lock", LOCK_SECONDS), contextlib.ExitStack() as locks:
+            if (directory / RECIPE).exists():
+                same = (directory / RECIPE).read_text(encoding="utf-8") == recipe_text(recipe)
+                if same and read_provenance(directory) | {"started": about["started"]} == about:
+                    return ""
+                try:
+                    locks.enter_context(_unused(directory, held))
+                except InUseError:
+                    if not same:
+                        raise
+                    return ""  # another swarm of this run trains already
+            write_run(directory, about, recipe)
+        return ""
+    (added, changed), now = differences, provenance(recipe)
+    # A process that trains there has the earlier arms and values.
+    with _unused(directory, held) if added or changed else contextlib.nullcontext():
+        others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
+    longer = f"; {_shown(changed)}" if changed else ""
+    since = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
+    return f"goes on in {directory}{longer}{since}"
+
+
+def may_claim(
+    directory: Path,
+    resume: bool,
+    recipe: Recipe,
+    records: str = "*/*/evaluations.jsonl",
+    *,
+    tasks: Sequence[Task] = (),
+    back_to: int | None = None,
+    only: Sequence[str] = (),
+) -> tuple[list[str], dict[str, tuple[Any, Any]]] | None:
+    """Refuse as :func:`claim` does, and write nothing. The arguments are the same.
+
+    Args:
+        back_to, only: the run is about to go back to this step, in these arms or in all.
+
+    Returns:
+        as :func:`require_same_recipe`; None if no run is there.
+
+    Raises:
+        RunError: a run is there and ``resume`` is false, or its recipe or problems are not today's, or an arm
+            has finished more rounds than it would have.
+    """
+    if not ((directory / RECIPE).exists() and any(directory.glob(records))):
+        return None
+    if not resume:
+        raise RunError(
+            f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
+            f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
+        )
+    differences = require_same_recipe(directory, recipe)
+    _check_rounds(directory, recipe, back_to, only)
+    _check_problems(directory, tasks)
+    return differences
+
+
+def _check_rounds(directory: Path, recipe: Recipe, back_to: int | None, only: Sequence[str]) -> None:
+    """Refuse fewer rounds than an arm has finished, once it has gone back."""
+    for arm in arms_of(recipe):
+        finished = max((step for peer in (directory / arm.name).glob("*/") for step in saved_steps(peer)), default=0)
+        if back_to is not None and (not only or arm.name in only):
+            finished = min(finished, back_to)
+        if finished > (rounds := arm.recipe.training.rounds):
+            raise RunError(
+                f"training.rounds = {rounds}, but arm {arm.name} in {directory} has finished {finished} rounds: give "
+                f"at least {finished}, or go back first by --resume {rounds}"
+            )
+
+
+def _problems(tasks: Iterable[Task]) -> list[str]:
+    """The sha256 of each task's questions and answers, those to validate with among them."""
+    pairs = ([task.digest, *([p.question, p.answer] for p in task.validation)] for task in tasks)
+    return [hashlib.sha256(json.dumps(of_one).encode()).hexdigest() for of_one in pairs]
+
+
+def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
+    """Refuse to go on with other problems than a run began with, for example after an edit of a file."""
+    began = read_provenance(directory).get("problems", ())
+    if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
+        raise RunError(
+            f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
+            f"file or the code that they come from, or start anew with --overwrite or another name"
+        )
+
+
+def delete_run(directory: Path) -> None:
+    """Remove an earlier run, unless something still trains in it.
+
+    Raises:
+        InUseError: something does.
+    """
+    if not (directory / RECIPE).exists():
+        return
+    with _unused(directory):
+        shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def _unused(directory: Path, held: Collection[Path] = ()) -> Iterator[None]:
+    """Hold the locks of all swarms of a run, except for those that are ``held``.
+
+    Raises:
+        InUseError: another process trains a swarm.
+    """
+    with contextlib.ExitStack() as locks:
+        for lock in {*directory.glob("*/.lock*")}.difference(held):
+            locks.enter_context(locked(lock, 0, "wait for it, stop it, or take another name or output_dir"))
+        yield
+
+
+def _note_continuation(
+    directory: Path,
+    recipe: Recipe,
+    now: Mapping[str, Any],
+    added: Sequence[str],
+    changed: Mapping[str, tuple[Any, Any]],
+) -> list[str]:
+    """Add an entry to the run's ``continued`` if it goes on with more arms or rounds, other code or another machine.
+
+    Returns:
+        the parts that differ from the last time.
+    """
+    with locked(directory / ".lock", LOCK_SECONDS):
+        known, before = read_provenance(directory), provenances(directory)
+        seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
+        if added or changed or not seen:
+            more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
+            entry = {**{key: now[key] for key in OF_ITS_TIME}, **more}
+            objectives = {**now["objectives"], **known["objectives"]}
+            document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
+            write_run(directory, document, recipe if added or changed else None)
+        return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
+
+
+def require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
+    """Refuse another recipe than that of the run in a directory, except for added arms and :data:`FREE_ON_RESUME`.
+
+    Returns:
+        the names of those arms, and the keys of :data:`NOTED` that differ, with both values.
+
+    Raises:
+        RunError: they differ elsewhere.
+        RecordsError: there is no run.
+    """
+    before = read_plan(directory).recipe
+    had, has = {arm.name for arm in before.arms}, {arm.name for arm in recipe.arms}
+    added = [arm.name for arm in recipe.arms if had and arm.name not in had]
+    differing, free = _differing(before, _without(recipe, added))
+    fewer = sorted(had - has)
+    if fewer and has and not _differing(_without(before, fewer), _without(recipe, added))[0]:
+        raise RunError(
+            f"{directory} holds the arms {', '.join(fewer)} besides: leave --arm out, or name them too; what is "
+            f"finished is skipped"
+        )
+    if differing:
+        raise RunError(
+            f"{directory} holds a run of another recipe (they differ in: {_shown(differing)}): resume with the recipe "
+            f"it was started with, add arms only or change one of {', '.join(FREE_ON_RESUME)}, choose another "
+            f"output_dir (--output-dir of ftis demo), or delete it"
+        )
+    return added, {key: values for key, values in free.items() if _of_arm(key).startswith(NOTED)}
+
+
+def _shown(differing: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} ({excerpt(one)} before, {excerpt(now)} now)" for key, (one, now) in differing.items())
+
+
+def _without(recipe: Recipe, arms: Sequence[str]) -> Recipe:
+    return recipe.model_copy(update={"arms": tuple(arm for arm in recipe.arms if arm.name not in arms)})
+
+
+def _differing(before: Recipe, now: Recipe) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
+    """The dotted keys at which two recipes differ, with both values: those that a run may not change, and the others"""
+    one, other = _values(before.model_dump(mode="json")), _values(now.model_dump(mode="json"))
+    fixed, free = dict[str, tuple[Any, Any]](), dict[str, tuple[Any, Any]]()
+    for key in sorted(one.keys() | other.keys()):
+        if one.get(key) != other.get(key):
+            may = any(fnmatchcase(_of_arm(key) + ".", f"{allowed}.*") for allowed in FREE_ON_RESUME)
+            (free if may else fixed)[key] = one.get(key), other.get(key)
+    return fixed, free
+
+
+def _of_arm(key: str) -> str:
+    """The key that ``arms.<name>.set.<key>`` replaces; another key as it is."""
+    return key.partition(".set.")[2] if key.startswith("arms.") and ".set." in key else key
+
+
+def _values(table: Any, place: str = "") -> dict[str, Any]:
+    """The values of a recipe by their dotted keys; peers and arms are called by their names, and have their place."""
+    if isinstance(table, list) and table and isinstance(table[0], dict):
+        named = place in ("peers", "arms")
+        table = {row["name"] if named else str(i): {**row, "place": i} for i, row in enumerate(table)}
+    if not isinstance(table, dict):
+        return {place: table}
+    return {key: v for name, row in table.items() for key, v in _values(row, f"{place}.{name}".lstrip(".")).items()}
