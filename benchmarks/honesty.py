@@ -33,7 +33,7 @@ from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load
 from ftis.records.reading import read_study
-from ftis.records.writing import read_rollouts
+from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import MIN_LOGP, Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
 

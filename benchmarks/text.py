@@ -35,7 +35,7 @@ from ftis.config import PeerConfig
 from ftis.engines.models import load_tokenizer
 from ftis.engines.samplers import open_sampler
 from ftis.policy import Policy
-from ftis.records.writing import read_rollouts
+from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Rollout
 from ftis.sampling import Decoding
 from ftis.text.completions import as_texts, text_of

@@ -41,7 +41,8 @@ from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed
 from ftis.records.files import read_jsonl, saved_steps, write_json
 from ftis.records.plan import PROVENANCE, read_plan, read_provenance
 from ftis.records.reading import observed_in
-from ftis.records.writing import Records, read_rollouts, rollouts_path
+from ftis.records.rollouts import read_rollouts, rollouts_path
+from ftis.records.writing import Records
 from ftis.rollouts import Batch, Group, Observed, Rollout, ScoredGroup, Sent, collate
 from ftis.run.assembly import assemble
 from ftis.run.provenance import provenance

@@ -35,7 +35,8 @@ from ftis.recipe.arms import experiment_directory, keep_arms
 from ftis.recipe.parsing import load
 from ftis.records.files import locked, read_jsonl
 from ftis.records.plan import write_experiment
-from ftis.records.writing import Records, read_rollouts
+from ftis.records.rollouts import read_rollouts
+from ftis.records.writing import Records
 from ftis.rewards.scoring import RewardError
 from ftis.run import processes
 from ftis.run.runs import run as train

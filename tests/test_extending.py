@@ -24,7 +24,7 @@ from ftis.objectives import Objective, policy_loss, resolve
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
 from ftis.records.plan import read_provenance
-from ftis.records.writing import read_rollouts
+from ftis.records.rollouts import read_rollouts
 from recipes import SECTIONS, write_recipe
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -49,7 +49,7 @@ WINGS = {
     "supervised",
     "environments": "contract play guess calculator",
     "recipe": "own_code parsing arms paths",
-    "records": "lines files events trackers writing plan reading pairs standing following",
+    "records": "lines files events trackers rollouts writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity manifest session chunks offers others outbox pace shares rounds link",

@@ -14,7 +14,7 @@ from ftis.learning import Update
 from ftis.measures import RoundExchange, order_preserved, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, policy_loss
-from ftis.records.writing import ROLLOUTS
+from ftis.records.rollouts import ROLLOUTS
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
 from ftis.selection import Chosen, Judged
 from recipes import recipe_of

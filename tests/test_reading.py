@@ -19,7 +19,7 @@ from scene import Scene
 from ftis.records.files import read_jsonl, write_jsonl, write_whole
 from ftis.records.lines import Lines, RecordsError, any_row
 from ftis.records.reading import PeerRun, read_study
-from ftis.records.writing import read_rollouts, rollouts_path
+from ftis.records.rollouts import read_rollouts, rollouts_path
 from ftis.view.report import write_page
 
 VALUES = st.recursive(
@@ -192,7 +192,7 @@ def rollouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 def test_rollouts_that_would_fill_the_memory_are_refused_by_their_counts(
     rollouts: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftis.records.writing.LARGEST_ROUND", 1_000_000)
+    monkeypatch.setattr("ftis.records.rollouts.LARGEST_ROUND", 1_000_000)
     peer, _ = rollouts
     once = pa.DictionaryArray.from_arrays(pa.array([0] * 5_000, pa.int32()), ["x" * 1_000])
     for name, column in {"completion": once, "reward": pa.array([0.0] * 200_000, pa.float64())}.items():

@@ -16,7 +16,9 @@ import pytest
 from ftis.config import RecipeError
 from ftis.measures import RoundRecord
 from ftis.records.files import read_jsonl
-from ftis.records.writing import ROLLOUTS, Records, TrackerError, open_trackers, read_rollouts
+from ftis.records.rollouts import ROLLOUTS, read_rollouts
+from ftis.records.trackers import TrackerError, open_trackers
+from ftis.records.writing import Records
 
 SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1], "ends": [1]}
 

@@ -27,7 +27,7 @@ from ftis.peer import Peer
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load
 from ftis.records.files import read_jsonl
-from ftis.records.writing import read_rollouts
+from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Rollout
 from ftis.run.assembly import assemble
 from ftis.run.prepare import check

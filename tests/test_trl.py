@@ -54,7 +54,7 @@ from ftis.recipe.arms import RunError
 from ftis.records.events import Stopped, unheard
 from ftis.records.files import InUseError, locked, read_jsonl
 from ftis.records.plan import read_provenance
-from ftis.records.writing import read_rollouts
+from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Observed, Prompt, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.run.runs import peer_lock

@@ -12,7 +12,7 @@ import torch
 from commands import research, trained
 
 from ftis.objectives import OBJECTIVES
-from ftis.records.writing import read_rollouts
+from ftis.records.rollouts import read_rollouts
 from recipes import write_recipe
 from research.probe import PAPERS, STATISTICS, Products, ceiling, direction, probe, probe_bias, with_interval
 from research.replay import recordings

@@ -18,7 +18,7 @@ from run_files import weights, without_times
 from ftis.guards.regret import NoRegret
 from ftis.recipe.arms import RunError
 from ftis.records.files import read_jsonl
-from ftis.records.writing import read_rollouts
+from ftis.records.rollouts import read_rollouts
 from recipes import write_recipe
 from research.replay import recordings, replay_run
 

@@ -66,7 +66,7 @@ class RoundRecord:
 
     Attributes:
         metrics: the line in metrics.jsonl; ``metrics["step"]`` counts finished rounds.
-        rollouts: the columns of :data:`ftis.records.writing.ROLLOUTS`.
+        rollouts: the columns of :data:`ftis.records.rollouts.ROLLOUTS`.
     """
 
     metrics: dict[str, Any]
@@ -228,7 +228,7 @@ def weights_by_source(judged: Judged, chosen: Chosen, update: Update) -> dict[st
 
 
 def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The round's rollouts as the columns of :data:`ftis.records.writing.ROLLOUTS`."""
+    """The round's rollouts as the columns of :data:`ftis.records.rollouts.ROLLOUTS`."""
     batch = judged.batch
     kl_R = judged.diagnostics.k1_N.tolist() if judged.diagnostics else []
     return {

@@ -67,7 +67,7 @@ TRACKERS: Mapping[str, str] = {
     "wandb": "ftis.records.trackers.WandB",
     "trackio": "ftis.records.trackers.Trackio",
 }
-"""``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records.writing`."""
+"""``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records.trackers`."""
 
 FORMS: Mapping[str, str] = {"ids": "ftis.wire.ids.IDS", "text": "ftis.wire.text.TEXT"}
 """Layouts of a message's groups in bytes -> :class:`ftis.codec.Form`. A form's number on the wire is its place here."""

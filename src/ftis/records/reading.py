@@ -23,7 +23,7 @@ from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import Plan, provenances, read_plan
-from ftis.records.writing import read_rollouts, rollouts_path
+from ftis.records.rollouts import read_rollouts, rollouts_path
 
 VALIDATION = "validation"
 

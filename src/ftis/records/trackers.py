@@ -1,14 +1,54 @@
-"""The experiment trackers that ``report_to`` knows by name. A package is imported when a recipe names it."""
+"""Experiment trackers: their protocol, opening those that ``report_to`` names, and the built-in ones.
+
+A package is imported when a recipe names it.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ftis.config import RecipeError
+from ftis.config import FtisError, RecipeError
+from ftis.seams import TRACKERS, look_up
 from ftis.version import extra
+
+
+class Tracker(Protocol):
+    """A display of a run's numbers elsewhere. ``report_to`` names ``f(project, run, directory) -> Tracker``."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Take the numbers after ``step`` finished rounds."""
+
+    def finish(self) -> None:
+        """Close the tracker: the run has ended or stopped."""
+
+
+class TrackerError(FtisError):
+    """A tracker raised an error. The numbers that it got are recorded and saved."""
+
+
+@contextmanager
+def named(tracker: Tracker) -> Iterator[None]:
+    """Name the tracker in the error that it raises."""
+    try:
+        yield
+    except Exception as error:  # the user's code, or a service that is not there
+        raise TrackerError(
+            f"report_to: {type(tracker).__name__} raised {type(error).__name__}: {error}; mend it or leave it out "
+            f"(--set 'report_to=[]'), then run the same command with --resume"
+        ) from error
+
+
+def open_trackers(names: Sequence[str], project: str, run: str, directory: Path) -> list[Tracker]:
+    """The trackers that ``report_to`` names.
+
+    Raises:
+        RecipeError: a tracker does not exist, or its package is not installed.
+    """
+    return [look_up(name, "report_to", TRACKERS)(project, run, directory) for name in names]
 
 
 class TensorBoard:

@@ -40,7 +40,7 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
     Args:
         task: the task that the rollouts answer.
         own: the peer's name.
-        rollouts: the round's, as the columns of :data:`ftis.records.writing.ROLLOUTS`.
+        rollouts: the round's, as the columns of :data:`ftis.records.rollouts.ROLLOUTS`.
     """
     rows = [row for row, source in enumerate(rollouts["source"]) if source == own]
     prompt, reward, weight = recipe.prompt, recipe.reward, recipe.reward.format_weight

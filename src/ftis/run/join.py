@@ -29,7 +29,8 @@ from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
 from ftis.records.files import locked, saved_steps
 from ftis.records.reading import PeerRun
-from ftis.records.writing import EventLog, Records, open_trackers
+from ftis.records.trackers import open_trackers
+from ftis.records.writing import EventLog, Records
 from ftis.run import accusations
 from ftis.run.assembly import assemble
 from ftis.run.claiming import claim, delete_run, may_claim

@@ -31,7 +31,8 @@ from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
 from ftis.records.files import checkpoint_path, locked, saved_steps
 from ftis.records.reading import PeerRun
-from ftis.records.writing import Records, open_trackers
+from ftis.records.trackers import open_trackers
+from ftis.records.writing import Records
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.claiming import claim, delete_run, may_claim
