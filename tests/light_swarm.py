@@ -15,7 +15,8 @@ from typing import Any
 
 from watched import HUNG, Watched
 
-from ftis.swarm.identity import collect_roster, new_certificates, new_key, roster_text
+from ftis.swarm.certificates import new_certificates
+from ftis.swarm.identity import collect_roster, new_key, roster_text
 
 SCRIPT = Path(__file__).with_name("light_peer.py")
 QUICK = {"deadline": 20.0, "start_seconds": 20.0}

@@ -52,7 +52,7 @@ WINGS = {
     "records": "lines files events trackers rollouts writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity manifest session chunks offers others outbox pace shares rounds link",
+    "swarm": "facts identity certificates manifest session chunks offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting exchange "
     "prepare provenance claiming processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",
@@ -216,7 +216,7 @@ def test_nothing_that_peers_decide_follows_the_clock_on_the_wall() -> None:
     """Their clocks may differ by hours. The dates of certificates begin a day earlier."""
     rooms = [f"{wing}.{name}" for wing in ("swarm", "guards", "honesty") for name in WINGS[wing].split()]
     reads = r"\.(time|time_ns|localtime|gmtime)\b|\bfrom time import\b|\bdatetime\b"
-    for module in {"admission", *rooms} - {"swarm.identity"}:
+    for module in {"admission", *rooms} - {"swarm.certificates"}:
         assert not re.search(reads, source(module)), module
 
 

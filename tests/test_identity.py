@@ -24,12 +24,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from ftis import config
-from ftis.swarm import identity
+from ftis.swarm.certificates import CERTIFICATE_DAYS, new_certificates
 from ftis.swarm.identity import (
     IdentityError,
     collect_roster,
     load_key,
-    new_certificates,
     new_key,
     public_hex,
     read_roster,
@@ -316,7 +315,7 @@ def test_certificates_are_of_their_owners_only_and_last(tmp_path: Path) -> None:
     for name, one in zip(("ca", "ada", "bob"), made, strict=True):
         one.verify_directly_issued_by(made[0])
         assert one.not_valid_before_utc < now - datetime.timedelta(hours=23)
-        assert (one.not_valid_after_utc - now).days in (identity.CERTIFICATE_DAYS - 1, identity.CERTIFICATE_DAYS)
+        assert (one.not_valid_after_utc - now).days in (CERTIFICATE_DAYS - 1, CERTIFICATE_DAYS)
         assert mode(tmp_path / ("ca.key" if name == "ca" else f"{name}.tls.key")) == 0o600
         constraints = one.extensions.get_extension_for_class(x509.BasicConstraints)
         assert constraints.critical

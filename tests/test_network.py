@@ -29,8 +29,9 @@ from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import NetworkConfig, Recipe
 from ftis.member import Outgoing
 from ftis.swarm import manifest as manifests
+from ftis.swarm.certificates import new_certificates
 from ftis.swarm.facts import ExchangeError, agreement, run_id
-from ftis.swarm.identity import load_key, new_certificates, new_key, public_hex
+from ftis.swarm.identity import load_key, new_key, public_hex
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import Ask, Fetch, Rounds

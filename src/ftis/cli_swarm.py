@@ -180,17 +180,18 @@ def new_keys(
     ] = None,
 ) -> None:
     """Make a private and a public key for each name. The private one stays on its machine."""
-    from ftis.swarm import identity
+    from ftis.swarm.certificates import new_certificates
+    from ftis.swarm.identity import new_key
 
     if host and not tls:
         raise typer.BadParameter("--host goes with --tls: keys hold no address")
     place = directory or Path("certs" if tls else "keys")
     if tls:
-        identity.new_certificates(place, names, host or [])
+        new_certificates(place, names, host or [])
         console.print(f"{place}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
         return
     for name in names:
-        identity.new_key(place, name)
+        new_key(place, name)
         console.print(f"{place / name}.key (keep it to yourself), {place / name}.pub (give it to the others)")
 
 

@@ -1,0 +1,117 @@
+"""Certificates for TLS in a private swarm, and their authority.
+
+    ca.pem, ca.key, <name>.pem, <name>.tls.key    made by ``ftis keys new --tls``
+
+The signing key proves whose rollouts these are; the certificate only lets a peer connect. They are separate, so a thief
+of one does not have the other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ftis.swarm.identity import UNREADABLE, IdentityError, check_name, write, write_private
+
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]{1,253}")
+CERTIFICATE_DAYS = 825
+
+
+def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
+    """Make a certificate per peer for mutual TLS, and their authority unless ``directory`` has one.
+
+    Args:
+        hosts: DNS names or addresses of the peers; they go into each certificate.
+
+    Raises:
+        IdentityError: a name or host is bad, a peer has a certificate already, or the authority is damaged or
+            incomplete. Nothing is written then.
+    """
+    for name in names:
+        check_name(name)
+        if name == "ca":
+            raise IdentityError("a certificate for 'ca' would overwrite the authority's ca.pem: give it another name")
+        if names.count(name) > 1:
+            raise IdentityError(f"the name {name!r} is given twice; give each peer its own")
+        for path in (directory / f"{name}.tls.key", directory / f"{name}.pem"):
+            if path.exists():
+                raise IdentityError(f"{path} exists already: move it away to make a new one")
+    known_as = {name: [_host(h) for h in dict.fromkeys([name, "localhost", "127.0.0.1", *hosts])] for name in names}
+    authority_key, authority = _authority(directory)
+    for name in names:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = (
+            _certificate(subject, authority.subject, key.public_key())
+            .add_extension(x509.SubjectAlternativeName(known_as[name]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .sign(authority_key, hashes.SHA256())
+        )
+        write_private(directory / f"{name}.tls.key", key)
+        write(directory / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    key_file, certificate_file = directory / "ca.key", directory / "ca.pem"
+    if key_file.exists():
+        try:
+            key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+            owner = certificate.public_key()
+        except UNREADABLE as error:
+            raise IdentityError(
+                f"the authority in {directory} cannot be read ({error}): bring back its ca.key and ca.pem"
+            ) from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise IdentityError(f"{key_file} is not a key of ftis keys new --tls: use another directory")
+        if key.public_key() != owner:
+            raise IdentityError(f"{key_file} is not the key of {certificate_file}: bring back the right one")
+        return key, certificate
+    if certificate_file.exists():
+        raise IdentityError(f"{certificate_file} is there without its ca.key: bring it back or use another directory")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ftis swarm authority")])
+    certificate = (
+        _certificate(subject, subject, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    write_private(key_file, key)
+    write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
+    return key, certificate
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if not _HOST.fullmatch(host):
+            raise IdentityError(
+                f"{host!r} is not a host: give its address or DNS name in ASCII, without a port"
+            ) from None
+        return x509.DNSName(host)
