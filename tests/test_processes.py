@@ -15,14 +15,13 @@ from conftest import TinyModelDir, assert_one_line
 from policies import with_gpus
 
 from ftis.check import estimate
-from ftis.check.estimate import checkpoints_at_once, checkpoints_kept, in_one_process, in_turn
+from ftis.check.estimate import checkpoints_at_once, checkpoints_kept, guess_on_card, in_one_process, in_turn
 from ftis.check.memory import Memory, peak_memory
 from ftis.config import PeerConfig, Recipe
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import load, parse
 from ftis.run import processes, runs
 from ftis.run.assembly import assemble
-from ftis.run.outlook import guess_on_card
 from ftis.run.processes import computing_at_a_time, offloads, runs_in_parallel
 from recipes import write_recipe
 

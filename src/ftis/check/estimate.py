@@ -1,4 +1,4 @@
-"""Estimates before a run starts: memory, disk, bytes on the wire, and swarms at a time."""
+"""Estimates before a run starts: memory, disk, bytes on the wire, swarms at a time, and a round's time on a card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ftis.engines.rows import shared_beginning
 from ftis.models import starters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
-from ftis.run.outlook import CARD, LIKELY_LENGTH, LIKELY_SIGNAL, guess_on_card
+from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
 from ftis.run.processes import SMALL, frozen_base, known_parameters, offloads, runs_in_parallel, shared_bases
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
@@ -37,6 +37,11 @@ OF_PROMPTS: Any = {"seed": True, "task": True, "prompt": True, "training": True,
 """The keys that determine a peer's prompts."""
 
 CPU = torch.device("cpu")
+
+CARD = "24 GB, 1 TB/s and 165 TFLOPS, as an RTX 4090"
+CARD_READS, CARD_RATE = 0.09 * 1e12, 0.23 * 165e12
+"""Bytes and floating-point operations a second on such a card. Both shares of its peaks are those of one H200 with a
+model of 0.5B parameters."""
 
 CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 """Errors of loading a configuration or a tokenizer of a model that is absent or broken."""
@@ -218,6 +223,21 @@ def _on_card(arms: Sequence[Arm], found: Mapping[str, tuple[PeerConfig, Shape, M
         f"on one GPU of {CARD}, guess {in_time(sum(seconds[longest].values()))} a round of {longest}, which takes "
         f"longest: {each}; from parameters × tokens and shares of the peaks, so it may be off threefold"
     ]
+
+
+def guess_on_card(swarm: Recipe, peer: PeerConfig, parameters: int, read: int) -> float:
+    """A guess of the seconds of one round of one peer on :data:`CARD`: sampling and training.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        read: bytes that a step of decoding reads: weights, and the cache of all rows that are sampled at a time.
+    """
+    sampled, trained = rollouts_per_round(swarm)
+    tokens = LIKELY_LENGTH * swarm.sampling.max_completion_length
+    at_a_time = min(sampled, swarm.sampling.batch_size or sampled)
+    steps = tokens * sampled / at_a_time
+    operations = 8 - 2 * (peer.train == "lora") + 2 * peer.gradient_checkpointing  # frozen weights have no gradient
+    return steps * read / CARD_READS + operations * parameters * trained * tokens / CARD_RATE
 
 
 def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> str:

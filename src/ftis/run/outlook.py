@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from ftis.config import PeerConfig, Recipe
+from ftis.config import Recipe
 from ftis.recipe.arms import rollouts_per_round
 
 SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
 """Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
 train at 2.3 to 4 · 10¹⁰. Counted are 2 a parameter and token to sample; 8 to train, for a forward pass that gives old
 log-probabilities, and another with its backward pass."""
-
-CARD = "24 GB, 1 TB/s and 165 TFLOPS, as an RTX 4090"
-CARD_READS, CARD_RATE = 0.09 * 1e12, 0.23 * 165e12
-"""Bytes and floating-point operations a second on such a card. Both shares of its peaks are those of one H200 with a
-model of 0.5B parameters."""
 
 LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
 """Assumed: the probability that a group has signal, and the mean completion's fraction of the maximum."""
@@ -40,18 +35,3 @@ def guess_seconds(swarm: Recipe, parameters: Mapping[str, int]) -> float:
     tokens = LIKELY_LENGTH * swarm.sampling.max_completion_length
     operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
     return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each
-
-
-def guess_on_card(swarm: Recipe, peer: PeerConfig, parameters: int, read: int) -> float:
-    """A guess of the seconds of one round of one peer on :data:`CARD`: sampling and training.
-
-    Args:
-        swarm: with exactly the peers of the swarm.
-        read: bytes that a step of decoding reads: weights, and the cache of all rows that are sampled at a time.
-    """
-    sampled, trained = rollouts_per_round(swarm)
-    tokens = LIKELY_LENGTH * swarm.sampling.max_completion_length
-    at_a_time = min(sampled, swarm.sampling.batch_size or sampled)
-    steps = tokens * sampled / at_a_time
-    operations = 8 - 2 * (peer.train == "lora") + 2 * peer.gradient_checkpointing  # frozen weights have no gradient
-    return steps * read / CARD_READS + operations * parameters * trained * tokens / CARD_RATE
