@@ -10,15 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftis.config import PEER_NAME, FtisError, Recipe
-from ftis.records.events import STAGES
+from ftis.config import FtisError, Recipe
 
 MAX_FACTS_BYTES = 64 * 1024
 MAX_FACTS_DEPTH = 16
 SHOWN = 10
 """Differences that are named in one message."""
-LONGEST_TEXT, MOST_PEERS = 64, 256
-"""The most letters of a text, and the most names, that are taken from a status."""
 MODULES = {"reward_modules": "reward module", "task_modules": "task module"}
 """Facts that hold the digests of modules of the user's own, and how messages call one of these modules."""
 
@@ -102,42 +99,6 @@ def read_facts(data: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and _is_shallow(found, MAX_FACTS_DEPTH) else None
-
-
-def read_status(data: bytes) -> dict[str, Any] | None:
-    """The status of a peer of any swarm, as it says itself; None for anything but a JSON object.
-
-    Parts are left out that are not of the type that they ought to be, or longer than they ought to be.
-    """
-    claims = read_facts(data)
-    if claims is None:
-        return None
-    found: dict[str, Any] = {
-        key: claims[key][:LONGEST_TEXT]
-        for key in ("run", "peer", "name", "state", "version", "tokenizer")
-        if isinstance(claims.get(key), str)
-    }
-    found |= {key: claims[key] for key in ("round", "rounds") if is_count(claims.get(key))}
-    if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
-        found["reward"] = float(claims["reward"])
-    live, sources, seconds = claims.get("live"), claims.get("from"), claims.get("seconds")
-    if isinstance(seconds, dict):
-        known = {name: seconds.get(name) for name in (*STAGES, "evaluating")}
-        found["seconds"] = {k: float(v) for k, v in known.items() if isinstance(v, (int, float)) and 0 <= v < 1e9}
-    if isinstance(live, list):
-        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and PEER_NAME.fullmatch(name)]
-    if isinstance(sources, dict):
-        found["from"] = {
-            name: {k: v for k, v in totals.items() if is_count(v)}
-            for name, totals in list(sources.items())[:MOST_PEERS]
-            if isinstance(totals, dict) and PEER_NAME.fullmatch(name)
-        }
-    return found
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value from anybody is a whole number of a size that a table can show."""
-    return type(value) is int and 0 <= value < 2**53
 
 
 def _is_shallow(value: Any, levels: int) -> bool:
