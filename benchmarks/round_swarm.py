@@ -20,7 +20,6 @@ PARTS: Mapping[str, str] = {
     "_generate_and_score_completions": "rest",  # collating
     "_end_round": "records",
     "_sample": "own rollouts",  # checking prompts, text of completions
-    "_choose": "selections",
 }
 """Methods of FTISTrainer -> the part of the adapter that they are."""
 PARTS_OF_FOREIGN: Mapping[str, str] = {
@@ -28,7 +27,7 @@ PARTS_OF_FOREIGN: Mapping[str, str] = {
     "judged": "weights",  # around the model's pass for log π_old
     "joined": "batch",
 }
-PARTS_OF_MEMBER: Mapping[str, str] = {"outgoing": "offer", "admit": "admission"}
+PARTS_OF_MEMBER: Mapping[str, str] = {"outgoing": "offer", "admit": "admission", "choose": "selections"}
 HOSTS = (
     *("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies"),
 )

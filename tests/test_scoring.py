@@ -185,7 +185,7 @@ def test_only_numbers_pass_whose_squares_add_up(values: list[float]) -> None:
     for weight, scorer in ((1.0, score), (1e3, WeightedScorer([score], [1e3]))):
         sums = tuple(weight * value for value in values)
         if all(abs(value) <= LARGEST_REWARD for value in (*values, *sums)):
-            assert scorer(PROMPT, completions, ids) == sums
+            assert scorer(PROMPT, completions, ids) == pytest.approx(sums, rel=1e-11)
             assert np.isfinite(np.sum(np.square(np.array(sums * 100_000, np.float32))))
         else:
             with pytest.raises(RewardError, match="finite"):
