@@ -5,7 +5,7 @@
 
 Each model is built from the class of its configuration with small sizes; windows, chunks and the like that it sets are
 :data:`LENGTH` tokens. It is saved, loaded as a run loads it, and asked for completions in full and through LoRA:
-sampled, greedy, with a stop string, behind prompts of unequal length, with rows within that length and beyond it, as
+sampled, greedy, with a stop string, after prompts of unequal length, with rows within that length and beyond it, as
 far as the model has positions. Then these must agree for each token: the sampler's log-probability, the learner's with
 all rows together, and that of the row by itself through the plain model. So must the gradients of all rows together
 and of the rows by themselves.
@@ -335,9 +335,9 @@ PAGE = """# Architectures
 `make sweep` writes this page. It tries {n} configurations of transformers {transformers}, tiny and with random weights,
 with torch {torch} on a CPU: all of its causal language models, and some of their options.
 
-Windows, chunks and the like, the keys under 16 in `benchmarks/sweep.toml`, are {length} tokens if a configuration sets
-them; a window that is off by default is on in the variants *sliding* alone. A model draws sampled, greedy and stopped
-completions behind prompts of unequal length, in rows within that length and beyond it, in full and through LoRA. Rows
+The sweep sets windows and chunks to {length} tokens (`benchmarks/sweep.toml` lists the keys). Only the variants
+*sliding* turn on a window that is off by default. A model draws sampled, greedy and stopped
+completions after prompts of unequal length, in rows within that length and beyond it, in full and through LoRA. Rows
 stay within it if the model has no more positions; the table says so. Sampler and learner must give each token the
 log-probability of a plain pass of its row alone, within {nats} nats. The rows' gradients must be the same together and
 alone.

@@ -25,11 +25,11 @@ FALLS: Mapping[str, tuple[Sequence[float], Sequence[float]]] = {
     **{f"to {after}".replace("0.", "."): ([0.9] * 60, [after] * 60) for after in (0.3, 0.6, 0.7, 0.8)},
     "slowly": (np.linspace(0.1, 0.83, 11).tolist(), np.linspace(0.83, 0.22, 31).tolist()[1:]),
 }
-"""Expected rewards before a fall and behind it."""
+"""Expected rewards before a fall and after it."""
 
 
 def rounds_until_found(groups: int, fall: str, seed: int) -> float:
-    """Rounds behind the fall until the alarm, infinite without one. An alarm before the fall is an error."""
+    """Rounds after the fall until the alarm, infinite without one. An alarm before the fall is an error."""
     rng, test = np.random.default_rng([seed, groups]), FallTest(MARGIN)
     test.add([[0.0, 1.0]])
     before, behind = FALLS[fall]

@@ -260,7 +260,7 @@ def test_sequence_kl_by_hand() -> None:
     ]:
         assert kl_of(HAND.old, HAND.gen, HAND.mask, estimator, reduction).tolist() == pytest.approx(expected)
         assert kl_of(HAND.old, HAND.old, HAND.mask, estimator, reduction).tolist() == [0, 0]
-    # Only exp needs the clamp: k1 is d itself, and k3 is d − 1 for a large d.
+    # k1 needs no clamp: it is d itself. k3 is d − 1 for a large d.
     for d in (30.0, 100.0):
         old, gen = torch.tensor([[-d, -1.0]]).double(), torch.tensor([[0.0, -1.0]]).double()
         mask = torch.ones(1, 2, dtype=torch.bool)

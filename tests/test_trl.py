@@ -1092,7 +1092,7 @@ def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts
     def masking(made: dict[str, Any], end: int) -> dict[str, Any]:
         return {"env_mask": [[0] + [1] * (len(ids) - 1) for ids in made["completion_ids"]]}
 
-    cases = {"has another prompt than": elsewhere, "gives judged beside": with_more, "goes on behind": beyond}
+    cases = {"has another prompt than": elsewhere, "gives judged beside": with_more, "goes on after": beyond}
     for said, changed in (cases | {"leave env_mask out": masking}).items():
 
         def rollout_func(prompts: Sequence[str], trainer: Any, changed: Any = changed) -> dict[str, Any]:

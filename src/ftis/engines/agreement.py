@@ -74,8 +74,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Gaps:
-    """Differences of log-probabilities in nats. In float32, of the token with the largest. In bfloat16, the largest
-    root mean square of a row, with single tokens bounded by :data:`PEAK` and short rows by :data:`AT_LEAST`.
+    """Differences of log-probabilities in nats: in float32 the largest of a token; in bfloat16 the largest root mean
+    square of a row, with single tokens bounded by :data:`PEAK` and short rows by :data:`AT_LEAST`.
 
     Attributes:
         sampler, learner: from a plain pass.
@@ -184,7 +184,7 @@ def require_agreement(
 
 
 def _last_turn(prompt: Ints, rollout: Rollout) -> tuple[Ints, Rollout]:
-    """A completion's last turn, behind all that was read before it."""
+    """A completion's last turn, after all that was read before it."""
     if not rollout.observed:
         return prompt, rollout
     at = rollout.observed[-1].at

@@ -127,7 +127,7 @@ class BySwitch(Forward):
 
 @dataclass(frozen=True)
 class OneLength(Draw):
-    """Draws for prompts of one length at a time, without padding, and begins rows again behind a switch."""
+    """Draws for prompts of one length at a time, without padding, and begins rows again after a switch."""
 
     draw: Draw
     switch: int | None = None

@@ -27,7 +27,7 @@ from ftis.text.messages import at_most
 from ftis.text.turns import turn_stops
 
 MARK = "the model's turn"
-"""A placeholder of a turn, behind which the chat template's text is found."""
+"""A placeholder of a turn, after which the chat template's text is found."""
 OVERDUE = "no answer in time"
 """Stands in a completion's text for the answer to a turn that took the environment too long."""
 REMEMBERED = 1024
@@ -80,7 +80,7 @@ class Played:
 class Player:
     """The episodes of one peer, as :class:`~ftis.episodes.Episodes` says.
 
-    A turn ends with an end token or a stop string. Behind an end token the answer is a message of its own, written by
+    A turn ends with an end token or a stop string. After an end token the answer is a message of its own, written by
     the chat template up to the model's next turn; without a template, and after a stop string, it is plain text.
 
     Attributes:

@@ -51,7 +51,7 @@ class FallTest:
         low, high: the range of rewards.
         rounds: since the test began anew, X of each round's groups.
         nats: the log of the evidence; −∞ before there is any.
-        behind: the rounds behind the change with most evidence.
+        behind: the rounds since the change with most evidence.
     """
 
     def __init__(self, margin: float, shortest: Callable[[int], int] = shortest_window) -> None:

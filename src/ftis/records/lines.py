@@ -21,7 +21,7 @@ LARGEST = 1 << 30
 """The most bytes of a file that is read whole."""
 
 KNOWN_BY = 256
-"""The bytes before the place of the last look that tell whether a file is still the same."""
+"""The most bytes before the place of the last look that tell whether a file is still the same."""
 
 PART = 1 << 24
 """The bytes of a followed file that are read at a time. No run writes a longer line."""

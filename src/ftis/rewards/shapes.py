@@ -51,8 +51,12 @@ class Shape(NamedTuple):
         return any(self.names) and len(self.names) > 1 and not self.assigns
 
 
-def shape(text: str) -> Shape:
-    """The parts of an answer: 1 and 4 of ``1,4``, ``\\{4,1\\}``, ``x=1, y=4`` and ``(x,y)=(1,4)``; a ± has two."""
+def shape(text: str, spread: bool = False) -> Shape:
+    """The parts of an answer: 1 and 4 of ``1,4``, ``\\{4,1\\}``, ``x=1, y=4`` and ``(x,y)=(1,4)``; a ± has two.
+
+    Args:
+        spread: the one name before the first part is that of all, as in ``x = 1, 4``.
+    """
     whole = found = _NAMED.fullmatch(text)
     brackets, content = inside(RELATION.split(text)[-1].strip() if found else text.strip())
     several = len(split(content, _CUT)) > 1 and not _SIGN.search(content)
@@ -67,7 +71,7 @@ def shape(text: str) -> Shape:
             parts.append(_SIGN.sub(lambda mark: plus if mark[1] == "pm" else minus, value))  # noqa: B023
     if whole and brackets and (left := split(inside(whole[1])[1], _CUT))[1:] and len(left) == len(parts):
         names = left
-    elif len(names) > 1 and names[0] and not any(names[1:]):  # x = 1, 2 names both
+    elif spread and len(names) > 1 and names[0] and not any(names[1:]):
         names = [names[0]] * len(names)
     elif len({name.partition("_")[0] for name in names}) == 1:  # x_1 and x_2 are roots
         names = [name.partition("_")[0] for name in names]
@@ -124,6 +128,8 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
     if max(map(len, ratios)) > 2:
         return ("all", *map(question, *ratios)) if len(ratios[0]) == len(ratios[1]) else NEVER
     one, other = shape(given), shape(expected)
+    if len({*one.names, *other.names} - {""}) == 1:
+        one, other = shape(given, spread=True), shape(expected, spread=True)
     if one.brackets == other.brackets == _LIST and len(one.parts) == len(other.parts) == 1:
         if one.names == other.names != [""] or (other.names != [""] and not RELATION.search(given)):
             given, expected = one.parts[0], other.parts[0]

@@ -70,6 +70,9 @@ def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
     """Keep the accusations of ``senders`` for a peer that goes on from ``step``.
 
     If earlier accusations hold from an earlier step, these do too: a sender once found stays found.
+
+    Raises:
+        AccusationError: as :func:`read`.
     """
     earlier, _ = _document(peer)
     write_json(path_of(peer), {"step": min(step, earlier), "senders": senders})
