@@ -2,8 +2,8 @@
 
 Some models have a *switch*, as rotary embeddings of longrope: in a row beyond some length all tokens are computed
 otherwise, the earlier ones too. transformers decides by the longest row of a pass. Here each token follows the rules
-for the length of its row up to there, as in a row that is drawn alone. So rows on either side of a switch
-never share a pass, and a row that passes one is run in two parts.
+for the length of its row up to there, as in a row that is drawn alone. So rows on either side of a switch never share a
+pass, and a row that passes one is run in two parts.
 """
 
 from __future__ import annotations

@@ -110,20 +110,19 @@ class Contexts:
     def _known(self, table: int, keys: Keys) -> Counts:
         """How often each key was counted."""
         unique, place = np.unique(keys, return_inverse=True)
-        return self._counted(table, unique.tolist())[place]
-
-    def _counted(self, table: int, keys: Sequence[int]) -> Counts:
-        return _counts(self._young[table], keys) + _counts(self._old[table], keys)
+        keys_U = unique.tolist()
+        return (_counts(self._young[table], keys_U) + _counts(self._old[table], keys_U))[place]
 
     def _count(self, table: int, keys: Keys) -> Counts:
         """How often each key occurred before its place; then all of them are counted."""
-        young = self._young[table]
+        young, old = self._young[table], self._old[table]
         order = np.argsort(keys, kind="stable")
         in_order = keys[order]
         first = np.flatnonzero(np.diff(in_order, prepend=-1))
         repeats = np.diff(first, append=len(keys))
         unique = in_order[first].tolist()
-        known, before = _counts(young, unique), self._counted(table, unique)
+        known = _counts(young, unique)
+        before = known + _counts(old, unique)
         young.update(zip(unique, (known + repeats).tolist(), strict=True))
         counts = np.empty(len(keys), dtype=np.int64)
         counts[order] = np.repeat(before - first, repeats) + np.arange(len(keys))

@@ -220,30 +220,21 @@ class HonestyTest(Selection):
         foreign = _foreign(judged)
         # The order must not depend on these very messages. Those under least suspicion come first.
         before = {name: self._sender(name).nats for name, _ in foreign}
-        ordered, passed = sorted(foreign, key=lambda sent: (sent[1], before[sent[0]], sent[0])), []
-        for name, round in ordered:
-            sender, message = self._sender(name), self._message(judged, name, round)
+        old_logp_N, passed = judged.spread(judged.old_logp, None), list[tuple[str, Message]]()
+        for name, round in sorted(foreign, key=lambda sent: (sent[1], before[sent[0]], sent[0])):
+            sender = self._sender(name)
             if round <= sender.newest:
                 self.refused.add((name, round))
-            elif not sender.add(message, self.threshold) and sender.found is None:
+                continue
+            message = _message(judged, old_logp_N, name, round)
+            if not sender.add(message, self.threshold) and sender.found is None:
                 passed.append((name, message))
         if len(self.recipe.peers) > 2:
             for _, of_round in groupby(passed, lambda one: one[1].round):
                 self._test_together(list(of_round))
 
-    def _message(self, judged: Judged, name: str, round: int) -> Message:
-        batch = judged.batch
-        rows = np.flatnonzero((batch.source_N == batch.sources.index(name)) & (batch.round_N == round))
-        # The learner's model may have been trained on copies of what comes late.
-        in_time = round == batch.round_N[batch.own_N].max(initial=-1)
-        known_N = judged.spread(judged.old_logp if in_time else [None] * len(judged.rows), None)
-        _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
-        rollouts, known = [batch.rollouts[row] for row in rows], [known_N[row] for row in rows]
-        raised_N = (judged.advantage_N[rows] > 0).numpy()
-        return Message(round, rollouts, group_N, known, raised_N)
-
     def _test_together(self, sent: Sequence[tuple[str, Message]]) -> None:
-        """Refuse messages of one round until all senders' others may have been drawn from what they report.
+        """Refuse those messages of one round that take the evidence against all senders, as one, past the threshold.
 
         All are tried as one message, and one by one if that fails. The first refusal in a run takes a failure of both,
         so the bound of the first holds. Messages that are older than others cannot be tested so, since those others'
@@ -304,6 +295,18 @@ class HonestyTest(Selection):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.together = Sender.of(state["together"])
         self.senders = {name: Sender.of(saved) for name, saved in state["senders"].items()}
+
+
+def _message(judged: Judged, old_logp_N: Sequence[Floats | None], name: str, round: int) -> Message:
+    """One sender's rollouts of one round, and log π_old of those that came in time."""
+    batch = judged.batch
+    rows = np.flatnonzero((batch.source_N == batch.sources.index(name)) & (batch.round_N == round))
+    # The learner's model may have been trained on copies of what comes late.
+    in_time = round == batch.round_N[batch.own_N].max(initial=-1)
+    _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
+    rollouts = [batch.rollouts[row] for row in rows]
+    known = [old_logp_N[row] if in_time else None for row in rows.tolist()]
+    return Message(round, rollouts, group_N, known, (judged.advantage_N[rows] > 0).numpy())
 
 
 def _foreign(judged: Judged) -> set[tuple[str, int]]:
