@@ -2,15 +2,15 @@
 
     python benchmarks/honesty.py runs/scaling runs/demo               # of experiments or runs that recorded rollouts
     python benchmarks/honesty.py --lies 0.05 0.1 0.3 1 -- runs/demo   # with log-probabilities lowered by so many nats
-    python benchmarks/honesty.py --cost                               # what it costs in a round of the demo's pair
+    python benchmarks/honesty.py --cost                               # what the defaults of join cost in a round
 
 Each learner tests each peer that it hears, a *pair*, over a whole run, as :class:`ftis.honesty.selection.HonestyTest`
 did or would have done. ``highest`` is the highest evidence after any round, beside the threshold at which a peer
 is accused with α = 1e-6. With ``--lies`` every reported log-probability is lowered from the first round on: ``found``
 counts the pairs that are found, ``median`` and ``most`` the sender's tokens until then.
 
-``--cost``: processor seconds of the test over those of a run of 20 rounds with an evaluation at both ends, both peers
-in this process.
+``--cost``: processor seconds of the tests over those of a run of 20 rounds with an evaluation at both ends, with the
+defaults of ``join`` and all peers in this process, of a pair and of four over shared prompts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import ftis
 from ftis.config import Recipe
+from ftis.guards.regret import NoRegret
 from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load
 from ftis.records.reading import read_study
 from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import MIN_LOGP, Group, Rollout, ScoredGroup, collate
+from ftis.run.join import NO_REGRET
 from ftis.selection import Judged
 
 
@@ -113,26 +117,38 @@ def print_lies(directories: Sequence[Path], lies: Sequence[float]) -> None:
 
 
 def print_cost(rounds: int = 20) -> None:
-    """Run the demo's pair with the test and time both."""
-    spent = 0.0
-    examine = HonestyTest.examine
+    """Run the demo's pair and its four with the defaults of ``join``, and time the tests and all."""
+    print("| swarm | honesty test | texts and no-regret | processor seconds |\n|---|---|---|---|")
+    for name, mode in (("demo_pair", "vertical"), ("demo", "horizontal")):
+        given = load(Path(__file__).parent.parent / "recipes" / f"{name}.toml")
+        defaults = {"foreign_failures": False, "no_regret": NO_REGRET, "mode": mode}
+        training = given.training.model_copy(
+            update={"rounds": rounds, "eval_every": 0, "save_every": rounds, **defaults}
+        )
+        alone = {"processes": "inline", "threads": 1}
+        with tempfile.TemporaryDirectory() as place, timed(HonestyTest) as honesty, timed(NoRegret) as regret:
+            recipe = given.model_copy(update={"training": training, "arms": (), "output_dir": place, **alone})
+            began = time.process_time()
+            ftis.train(recipe)
+            total = time.process_time() - began
+        print(f"| {name} | {sum(honesty) / total:.1%} | {sum(regret) / total:.1%} | {total:.1f} |", flush=True)
 
-    def timed(self: HonestyTest, judged: Judged) -> None:
-        nonlocal spent
+
+@contextmanager
+def timed(test: type[HonestyTest | NoRegret]) -> Iterator[list[float]]:
+    """The processor seconds of each examination by a test."""
+    seconds, examine = list[float](), test.examine
+
+    def examined(self: Any, judged: Judged) -> None:
         began = time.process_time()
         examine(self, judged)
-        spent += time.process_time() - began
+        seconds.append(time.process_time() - began)
 
-    HonestyTest.examine = timed  # type: ignore[method-assign]
-    pair = load(Path(__file__).parent.parent / "recipes" / "demo_pair.toml")
-    training = pair.training.model_copy(update={"rounds": rounds, "eval_every": 0, "save_every": rounds})
-    with tempfile.TemporaryDirectory() as place:
-        alone = {"processes": "inline", "threads": 1, "output_dir": place}
-        recipe = pair.model_copy(update={"training": training, "arms": (), **alone})
-        began = time.process_time()
-        ftis.train(recipe)
-        total = time.process_time() - began
-    print(f"{spent:.3f} s of {total:.1f} processor seconds: {spent / total:.2%}")
+    test.examine = examined  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        test.examine = examine  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -191,8 +191,9 @@ class Batch:
 
     def own_groups(self) -> list[Rows]:
         """The learner's own rollouts of each prompt."""
-        items = np.unique(self.item_N[self.own_N])
-        return [np.flatnonzero(self.own_N & (self.item_N == item)) for item in items]
+        rows = np.flatnonzero(self.own_N)
+        rows = rows[np.argsort(self.item_N[rows], kind="stable")]
+        return np.split(rows, np.flatnonzero(np.diff(self.item_N[rows])) + 1) if len(rows) else []
 
     def completion_ids(self, rows: Iterable[int]) -> list[Ints]:
         """The completions of the given rollouts, with an environment's answers."""

@@ -130,11 +130,13 @@ class PlantTest:
     def _test(self, batch: Batch, own_groups: Sequence[Rows], others_N: Bools, holds_TN: Bools) -> None:
         """Add the evidence of a round to what is tested, and find."""
         hits_T, helps_TW = np.zeros(len(holds_TN)), np.zeros((len(holds_TN), len(ODDS)))
-        for rows in own_groups:
-            rewarded = batch.reward_N[rows] > batch.reward_N[rows].mean()
-            held_T, both_T = holds_TN[:, rows].sum(1), holds_TN[:, rows[rewarded]].sum(1)
-            for t in np.flatnonzero(held_T):
-                helps_TW[t] += log_help(len(rows), int(held_T[t]), int(rewarded.sum()), int(both_T[t]))
+        for rows in own_groups if len(holds_TN) else ():
+            held_T = holds_TN[:, rows].sum(1)
+            if len(held := np.flatnonzero(held_T)):
+                rewarded = batch.reward_N[rows] > batch.reward_N[rows].mean()
+                both_T = holds_TN[:, rows[rewarded]].sum(1)
+                for t in held:
+                    helps_TW[t] += log_help(len(rows), int(held_T[t]), int(rewarded.sum()), int(both_T[t]))
             hits_T += held_T > 0
         hits_T1, groups = hits_T[:, None], len(own_groups)
         taken_up_TP = hits_T1 * np.log(TAKEN_UP / USUAL) + (groups - hits_T1) * np.log((1 - TAKEN_UP) / (1 - USUAL))

@@ -42,7 +42,7 @@ class Past:
 
     def add_raised(self, completions: Sequence[Ints]) -> None:
         """Take in a message's completions with Â > 0."""
-        self._counts["raised"].probabilities(completions)
+        self._counts["raised"].add(completions)
 
     def renumber(self, new_number: Keys) -> None:
         """Give each token its new number, [old number]. Counts of those without one, −1, are forgotten."""
@@ -85,6 +85,15 @@ class Contexts:
         """
         return np.concatenate([np.zeros(0), *(self._of_part(part) for part in self._parts(completions))])
 
+    def add(self, completions: Sequence[Ints]) -> None:
+        """Count the tokens of the completions."""
+        for part in self._parts(completions):
+            self._make_room()
+            for young, keys in zip(self._young, _keys(part), strict=True):
+                unique, repeats = np.unique(keys, return_counts=True)
+                keys_U = unique.tolist()
+                young.update(zip(keys_U, (_counts(young, keys_U) + repeats).tolist(), strict=True))
+
     def _parts(self, completions: Sequence[Ints]) -> Iterator[list[Ints]]:
         """The completions in parts of at most ``most_keys`` tokens, so that no message takes more room than two."""
         part: list[Ints] = []
@@ -103,9 +112,12 @@ class Contexts:
         return _combined(*(self._known(table, keys) for table, keys in enumerate(_keys(completions))))
 
     def _of_part(self, completions: Sequence[Ints]) -> Probabilities:
+        self._make_room()
+        return _combined(*(self._count(table, keys) for table, keys in enumerate(_keys(completions))))
+
+    def _make_room(self) -> None:
         if max(map(len, self._young)) >= self.most_keys:
             self._old, self._young = self._young, [{}, {}, {}, {}]
-        return _combined(*(self._count(table, keys) for table, keys in enumerate(_keys(completions))))
 
     def _known(self, table: int, keys: Keys) -> Counts:
         """How often each key was counted."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -105,12 +104,12 @@ class Detector:
         with np.errstate(divide="ignore"):
             log_e_N = np.logaddexp(math.log(1 - w) + log_a_N, np.where(known_N, math.log(w) + log_b_N, -np.inf))
             log_e_LN = np.logaddexp(np.log1p(-STAKES)[:, None], np.log(STAKES)[:, None] + log_e_N)
-        log_r_L, log_r_LN, start = np.array(self.log_r), np.empty_like(log_e_LN), -math.log(self.groups_of_run)
-        for begin, end in pairwise([0, *np.bincount(ratios.group_N).cumsum().tolist()]):
-            log_r_LN[:, begin:end] = np.logaddexp(log_r_L, start)[:, None] + log_e_LN[:, begin:end].cumsum(1)
-            log_r_L = log_r_LN[:, end - 1]
+        sum_LN, before_P = log_e_LN.cumsum(1), np.bincount(ratios.group_N).cumsum()[:-1] - 1
+        starts_LP = np.pad(sum_LN[:, before_P], ((0, 0), (1, 0)))  # a start at a group has R = 1/n · Π of E from it on
+        starts_LP = np.column_stack([self.log_r, -math.log(self.groups_of_run) - starts_LP])
+        log_r_LN = np.logaddexp.accumulate(starts_LP, axis=1)[:, 1:][:, ratios.group_N] + sum_LN
         nats_N = np.logaddexp.reduce(log_r_LN) + self._log_scale
-        self.log_r = log_r_L.tolist()
+        self.log_r = log_r_LN[:, -1].tolist()
         self.groups, self.known = self.groups + len(ratios.known_P), self.known + int(ratios.known_P.sum())
         self.weights[0] = weights[0].mean(0).tolist()
         if known_N.any():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ftis.honesty.contexts import ID_BITS, START, renumbered
-from ftis.honesty.evidence import NOTHING, STAKES, TOLERANCE, Floats64
+from ftis.honesty.evidence import LARGEST_LOG_RATIO, NOTHING, STAKES, TOLERANCE, Floats64
 from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Rollout, pad
 
@@ -29,7 +29,7 @@ Keys = npt.NDArray[np.int64]
 
 LARGEST = 1e150
 """R grows no further, far above every threshold: products stay finite. Of several keys there, the first is shown."""
-AT_ONCE = 2**20
+AT_ONCE = 2**16
 """The most numbers of E that a message's groups have at a time."""
 
 
@@ -58,46 +58,58 @@ class Frequent:
             group_N: the group of each, ascending, from 0.
         """
         key_2T, gain_TK = _keys(rollouts), _gains(rollouts) - LOG_REST
-        group_T = np.repeat(group_N, [len(r) for r in rollouts])
-        groups, most = int(group_N[-1]) + 1, len(self._keys) + key_2T.size
+        group_T, groups = np.repeat(group_N, [len(r) for r in rollouts]), int(group_N[-1]) + 1
         # A group may make others' keys leave. So groups are taken in together only if all their keys have room.
-        at_once = max(1, AT_ONCE // (len(SHARES) * max(1, most))) if most <= MOST_KEYS // 2 else 1
-        nats_P = list[float]()
+        at_once = groups if len(self._keys) + key_2T.size <= MOST_KEYS // 2 else 1
+        nats_P = list[Floats64]()
         for first in range(0, groups, at_once):
             inside = (group_T >= first) & (group_T < first + at_once)
             group_2T, gain_2TK = np.tile(group_T[inside] - first, 2), np.concatenate([gain_TK[inside]] * 2)
-            nats_P += self._take(key_2T[:, inside].ravel(), group_2T, gain_2TK, min(at_once, groups - first))
-        return np.array(nats_P)
+            nats_P.append(self._take(key_2T[:, inside].ravel(), group_2T, gain_2TK, at_once))
+        return np.concatenate(nats_P)
 
-    def _take(self, key_P: Keys, group_P: Keys, gain_PK: Floats64, groups: int) -> Iterator[float]:
+    def _take(self, key_P: Keys, group_P: Keys, gain_PK: Floats64, groups: int) -> Floats64:
         """The evidence after each of some groups, whose new keys are known from the group after their first on."""
-        unknown = np.flatnonzero(~_lookup(self._keys, key_P)[1] & (key_P % 2**ID_BITS != OTHER))
-        new, at, counts = np.unique(key_P[unknown], return_index=True, return_counts=True)
-        if len(new) > MOST_KEYS // 2:  # of one group
-            often = np.argsort(-counts, kind="stable")[: MOST_KEYS // 2]
-            new, at = new[often], at[often]
-        order = np.argsort(np.concatenate([self._keys, new]))
-        keys = np.concatenate([self._keys, new])[order]
-        r_AK = np.concatenate([self._r_AK, np.zeros((len(new), len(SHARES)))])[order]
-        first_A = np.concatenate([np.full(len(self._keys), -1), group_P[unknown[at]]])[order]
+        key_U, at_U, of_P, count_U = np.unique(key_P, return_index=True, return_inverse=True, return_counts=True)
+        new_U = np.flatnonzero(~_lookup(self._keys, key_U)[1] & (key_U % 2**ID_BITS != OTHER))
+        if len(new_U) > MOST_KEYS // 2:  # of one group
+            new_U = new_U[np.argsort(-count_U[new_U], kind="stable")[: MOST_KEYS // 2]]
+        keys = np.concatenate([self._keys, key_U[new_U]])
+        order = np.argsort(keys)
+        keys = keys[order]
+        r_KA = np.concatenate([self._r_AK.T, np.zeros((len(SHARES), len(new_U)))], axis=1).take(order, axis=1)
+        first_A = np.concatenate([np.full(len(self._keys), -1), group_P[at_U[new_U]]])[order]
 
         contexts, context_A = np.unique(keys >> ID_BITS, return_inverse=True)
-        context_P, counted = _lookup(contexts, key_P >> ID_BITS)
-        places_GC = _sums(group_P[counted], context_P[counted], (groups, len(contexts)))
-        key_of_P, hits = _lookup(keys, key_P)
-        hits[hits] = first_A[key_of_P[hits]] < group_P[hits]
-        of_hits = [_sums(group_P[hits], key_of_P[hits], (groups, len(keys)), gain_P) for gain_P in gain_PK[hits].T]
-        log_e_GAK = places_GC[:, context_A, None] * LOG_REST + np.stack(of_hits, axis=2)
-        self._keys, self._r_AK = keys, r_AK
-        for group, e_AK in enumerate(np.exp(np.minimum(log_e_GAK, math.log(LARGEST)))):
-            known_A = first_A < group
-            if known := int(known_A.sum()):
-                r_AK += (known_A / (self.groups_of_run * known * len(SHARES)))[:, None]
-                np.minimum(r_AK * e_AK, LARGEST, out=r_AK)
-            yield self.nats
+        context_U, counted_U = _lookup(contexts, key_U >> ID_BITS)
+        place_P = group_P * len(contexts) + context_U[of_P]
+        places_GC = np.bincount(place_P[counted_U[of_P]], minlength=groups * len(contexts)).reshape(groups, 1, -1)
+        e_GKC = np.exp(places_GC * LOG_REST[:, None])
+        key_of_U, known_U = _lookup(keys, key_U)
+        hits = known_U[of_P] & (np.append(first_A, groups)[key_of_U][of_P] < group_P)
+        cell_X, cell_P = np.unique(group_P[hits] * len(keys) + key_of_U[of_P[hits]], return_inverse=True)
+        gain_KX = np.stack([np.bincount(cell_P, gain_P, len(cell_X)) for gain_P in gain_PK[hits].T])
+        of_hits_XK, (group_X, key_X) = np.exp(np.minimum(gain_KX, math.log(LARGEST))).T, divmod(cell_X, len(keys))
+        total_G = np.zeros(groups)
+        at_once = max(1, AT_ONCE // max(1, r_KA.size))
+        for first in range(0, groups, at_once):
+            group_G = np.arange(first, min(first + at_once, groups))
+            begin, end = np.searchsorted(group_X, (first, group_G[-1] + 1))
+            e_GKA = e_GKC[group_G].take(context_A, axis=2)
+            e_GKA[group_X[begin:end] - first, :, key_X[begin:end]] *= of_hits_XK[begin:end]
+            known_GA = first_A < group_G[:, None]
+            start_GA = known_GA / (self.groups_of_run * len(SHARES) * np.maximum(1, known_GA.sum(1))[:, None])
+            with np.errstate(over="ignore"):
+                for start_A, e_KA in zip(start_GA, e_GKA, strict=True):
+                    e_KA *= r_KA + start_A
+                    r_KA = e_KA
+            total_G[group_G] = np.minimum(e_GKA, LARGEST, out=e_GKA).sum((1, 2))
+        self._keys, self._r_AK = keys, r_KA.T.copy()
         if len(keys) > MOST_KEYS:
-            kept = np.sort(np.argsort(-np.where(first_A < 0, r_AK.max(1), np.inf), kind="stable")[:MOST_KEYS])
-            self._keys, self._r_AK = keys[kept], r_AK[kept]
+            kept = np.sort(np.argsort(-np.where(first_A < 0, r_KA.max(0), np.inf), kind="stable")[:MOST_KEYS])
+            self._keys, self._r_AK = keys[kept], self._r_AK[kept]
+        with np.errstate(divide="ignore"):
+            return np.maximum(np.log(total_G), NOTHING) + math.log(self.groups_of_run)
 
     @property
     def nats(self) -> float:
@@ -145,14 +157,9 @@ def _keys(rollouts: Sequence[Rollout]) -> Keys:
 
 def _gains(rollouts: Sequence[Rollout]) -> Floats64:
     """log(1 − ε + ε/π_gen) of each token of the rollouts, end to end, and ε: [T, K]."""
-    log_p_T1 = np.concatenate([r.gen_logp for r in rollouts]).astype(np.float64)[:, None] + TOLERANCE
-    return np.logaddexp(LOG_REST, np.log(SHARES) - log_p_T1)
-
-
-def _sums(row_P: Keys, column_P: Keys, shape: tuple[int, int], weight_P: Floats64 | None = None) -> Floats64:
-    """The sum of the weights of each row and column, or how often they occur."""
-    sums = np.bincount(row_P * shape[1] + column_P, weight_P, shape[0] * shape[1])
-    return sums.reshape(shape).astype(np.float64, copy=False)
+    log_p_T = np.concatenate([r.gen_logp for r in rollouts]).astype(np.float64) + TOLERANCE
+    gain_TK: Floats64 = np.log(1 - SHARES + SHARES * np.exp(np.minimum(-log_p_T, LARGEST_LOG_RATIO))[:, None])
+    return gain_TK
 
 
 def _lookup(among: Keys, keys: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
