@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from research.findings.__main__ import read
-from research.honest import TESTBEDS, Outcome, main, run
+from research.honest import TESTBEDS, Outcome, cost, main, run
 
 SMALL = ("training.prompts_per_round=8", "task.validation_size=4")
 
@@ -36,3 +36,17 @@ def test_the_table_sums_what_was_kept_and_leaves_out_what_was_not_run(tmp_path: 
     table = read("honest", findings)
     assert table.rows == (("`pair`", 2, 3, 1, 0, 5.0, 0.75),)
     assert table.seeds == (0, 1)
+
+
+def test_the_cost_is_over_seeds_that_were_run_both_ways(tmp_path: Path) -> None:
+    def keep(name: str, small: float, large: float) -> None:
+        of = Outcome(accusations=0, alarms=0, texts=0, foreign=1, accuracies={"small": small, "large": large})
+        (tmp_path / name).write_text(of.model_dump_json())
+
+    for seed, (small, large) in enumerate(((0.8, 0.6), (0.8, 0.5), (0.0, 0.0))):
+        keep(f"pair.{seed}.json", small, large)
+    for seed, (small, large) in enumerate(((0.8, 0.7), (0.9, 0.6))):
+        keep(f"pair.before.{seed}.json", small, large)
+    (row,) = cost(tmp_path, "abc").rows
+    assert row[:3] == ("`pair`", 2, 0.75)
+    assert [cell[0] for cell in row[3:] if isinstance(cell, tuple)] == pytest.approx([-0.075, -0.05])
