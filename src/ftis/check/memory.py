@@ -23,11 +23,10 @@ from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
 from ftis.engines.slots import (
     PREFILL_PARTS,
+    Room,
     attention_bytes,
     cache_bytes,
     cached_number,
-    groups_within,
-    parts_of_a_group,
     prefill_bytes,
     prompts_prefilled,
     row_bytes,
@@ -146,15 +145,14 @@ def peak_memory(
     ]
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
     cache, within, refills = 0, cache_bytes(device), swarm.sampling.sampler != "transformers"
-    kept_in = cached_number(dtype, refills)
+    room = Room(shape.config, longest, steps, cached_number(dtype, refills), within, refills)
     episodes = swarm.sampling.max_turns > 1 and any(task.environment for task in (swarm.task, *swarm.ood))
     episodes = episodes and swarm.sampling.sampler in ("auto", "builtin", "transformers")
     for groups, of_each, most in drawn:
         rows = groups * of_each
-        keeps = episodes and rows * row_bytes(shape.config, longest + steps - 1, kept_in) <= within // 2
-        split = parts_of_a_group(shape.config, longest, steps, kept_in, of_each, within, refills)
+        keeps, split = episodes and room.keeps(rows), room.parts(of_each)
         groups, of_each = groups * split, math.ceil(of_each / split)
-        at_once, a_row = groups_within(shape.config, longest, steps, kept_in, groups, of_each, most, within, refills)
+        at_once, a_row = room.at_a_time(groups, of_each, most)
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
         # Tokens after kept ones are read by the decoder: an answer's, or those after the prompts' long beginning.
@@ -163,7 +161,7 @@ def peak_memory(
             places = longest + steps if keeps else longest
             attending = attention_bytes(heads, width, read, places, number)
             prefill += min((rows if keeps else prefilled) * attending, max(attending, within // PREFILL_PARTS))
-        of_turns = 2 * rows * (a_row - row_bytes(shape.config, 0, kept_in)) if keeps else 0  # this one's, the last's
+        of_turns = 2 * rows * (a_row - row_bytes(shape.config, 0, room.number)) if keeps else 0  # this, the last's
         cache = max(cache, at_once * of_each * a_row + prefill + of_turns)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM
     copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights

@@ -23,16 +23,7 @@ from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
 from ftis.engines.rows import as_groups, in_parts, left_padded, shared_beginning, whole_rows
 from ftis.engines.samplers import InPlace
-from ftis.engines.slots import (
-    KeptPart,
-    KeptRows,
-    SlotCache,
-    cache_bytes,
-    groups_at_a_time,
-    may_keep,
-    parts_of_groups,
-    prompts_prefilled,
-)
+from ftis.engines.slots import KeptPart, KeptRows, Room, SlotCache, prompts_prefilled
 from ftis.engines.stops import StopStrings
 from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy
@@ -85,15 +76,15 @@ def builtin_sampler(
     if not (rows_fit_windows or fuses(policy.model)):
         again = replace(decoding, kept=None)  # the state kept here knows of no window
         return generate_sampler(policy, prompt_ids, repeats, again, seed, batch_size)
-    parts = parts_of_groups(policy, prompt_ids, repeats, steps)
-    if parts > 1:
+    room = Room.of(policy, prompt_ids, steps)
+    if (parts := room.parts(repeats)) > 1:
         return in_parts(builtin_sampler, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
     generator = torch.Generator(device).manual_seed(seed)
     warpers = decoding.warpers()
     ends_V = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
     ends_V[sorted(end for end in policy.end_ids if end < policy.vocab_size)] = True
-    at_a_time = min(len(prompt_ids), groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size))
-    rows = _Rows(policy, prompt_ids, repeats, decoding)
+    at_a_time, _ = room.at_a_time(len(prompt_ids), repeats, batch_size or len(prompt_ids) * repeats)
+    rows = _Rows(policy, prompt_ids, repeats, decoding, room)
     worth_dropping = WORTH_DROPPING[device_kind(policy.device)] / policy.n_parameters
     stops = StopStrings(policy, decoding.stop)
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
@@ -149,10 +140,11 @@ class _Rows:
         active: bool [n], whether the row has not ended.
     """
 
-    def __init__(self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding) -> None:
-        steps = decoding.max_completion_length
-        self.policy, self.prompt_ids, self.repeats, self.steps = policy, prompt_ids, repeats, steps
-        self.positions = max(len(p) for p in prompt_ids) + steps - 1  # a row's last token is fed to nothing
+    def __init__(
+        self, policy: Policy, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, room: Room
+    ) -> None:
+        self.policy, self.prompt_ids, self.repeats, self.room = policy, prompt_ids, repeats, room
+        self.positions = room.longest + room.steps - 1  # a row's last token is fed to nothing
         fused, places = fuses(policy.model), torch.arange(self.positions)
         self.decoder: FusedDecoder | None = decoding.kept.weights if decoding.kept is not None else None
         if self.decoder is not None:
@@ -160,8 +152,7 @@ class _Rows:
         elif fused:
             self.decoder = FusedDecoder(policy.model, policy.compute_dtype, places)
         self.captures = fused and policy.config.cuda_graphs and policy.device.type == "cuda"
-        if self.captures:  # a captured step attends to all slots
-            self.captures = rows_fit(attention_windows(policy.model), self.positions)
+        self.captures &= rows_fit(attention_windows(policy.model), self.positions)  # such a step attends to all slots
         self.graph: StepGraph | None = None
         self.waiting = list(range(len(prompt_ids)))
         none = torch.zeros(0, dtype=torch.int64, device=policy.device)
@@ -173,14 +164,15 @@ class _Rows:
         self.keeps = False
         if decoding.kept is not None:
             self.kept, decoding.kept.rows, decoding.kept.weights = decoding.kept.rows, None, self.decoder
-            self.keeps = may_keep(policy, prompt_ids, repeats, steps)
-        self.beginning = self._shared(prompt_ids) if self.kept is None else None
+            self.keeps = room.keeps(len(prompt_ids) * repeats)
+        if self.kept is None:
+            self.kept = self._shared(prompt_ids)
 
     def refill(self, n_prompts: int) -> Tensor:
         """Add groups of rows for the next waiting prompts, each prefilled once. Returns their logits [new rows, V]."""
         chosen, self.waiting = self.waiting[:n_prompts], self.waiting[n_prompts:]
-        longest, number = max(len(self.prompt_ids[i]) for i in chosen), self.policy.compute_dtype.itemsize
-        together = prompts_prefilled(self.policy.model.config, longest, number, cache_bytes(self.policy.device))
+        longest, room = max(len(self.prompt_ids[i]) for i in chosen), self.room
+        together = prompts_prefilled(room.config, longest, room.number, room.within)
         parts = [chosen[at : at + together] for at in range(0, len(chosen), together)]
         return torch.cat([self._prefill(part) for part in parts])
 
@@ -188,16 +180,15 @@ class _Rows:
         """Add groups of rows for prompts by index. Returns their logits."""
         prompts = [self.prompt_ids[i] for i in chosen]
         longest = max(map(len, prompts))
-        cache = SlotCache(self.policy.model, longest + self.steps)
-        kept = self.beginning if self.kept is None else self.kept
-        found = kept.find(prompts) if kept is not None else None
-        if found is None or kept is None:
+        cache = SlotCache(self.policy.model, longest + self.room.steps)
+        found = self.kept.find(prompts) if self.kept is not None else None
+        if found is None or self.kept is None:
             logits = self._read(cache, prompts, 0)
         else:
             start_P = np.array([longest - len(ids) for ids in prompts])
             known_P = start_P + np.array([n for _, _, n in found])
             read = int(known_P.min() if self.decoder is None else known_P.max())
-            of_layers = kept.taken(found, start_P.tolist(), read, cache.capacity)
+            of_layers = self.kept.taken(found, start_P.tolist(), read, cache.capacity)
             for layer, (keys, values) in zip(cache.slots, of_layers, strict=True):
                 layer.take(keys, values, read)
             logits = (
@@ -321,9 +312,7 @@ class _Rows:
         if self.graph is None:
             assert self.decoder is not None
             keys, values = self.cache.all_slots()
-            shown = self.visible
-            if shown is None:
-                shown = keys[0].new_zeros(len(token), 1, 1, self.cache.capacity)
+            shown = keys[0].new_zeros(len(token), 1, 1, self.cache.capacity) if self.visible is None else self.visible
             self.graph = StepGraph(self.decoder, keys, values, shown, self.cache.get_seq_length() - 1)
         return self.graph(token, position)
 

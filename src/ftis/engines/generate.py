@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ftis.engines.rows import as_groups, in_parts, left_padded, whole_rows
 from ftis.engines.samplers import InPlace
-from ftis.engines.slots import KeptPart, KeptRows, groups_at_a_time, may_keep, parts_of_groups
+from ftis.engines.slots import KeptPart, KeptRows, Room
 from ftis.engines.stops import StopStrings
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
@@ -50,17 +50,16 @@ def generate_sampler(
     """
     if not prompt_ids:
         return []
-    steps = decoding.max_completion_length
-    parts = parts_of_groups(policy, prompt_ids, repeats, steps, refills=False)
-    if parts > 1:
+    rows, room = len(prompt_ids) * repeats, Room.of(policy, prompt_ids, decoding.max_completion_length, slots=False)
+    if (parts := room.parts(repeats)) > 1:
         draw = partial(generate_sampler, cache=cache)
         return in_parts(draw, parts, policy, prompt_ids, repeats, decoding, seed, batch_size)
-    at_a_time = groups_at_a_time(policy, prompt_ids, repeats, steps, batch_size, refills=False)
+    at_a_time, _ = room.at_a_time(len(prompt_ids), repeats, batch_size or rows)
     groups: list[tuple[Rollout, ...]] = []
     kept, before, held = decoding.kept if cache else None, None, list[KeptPart]()
     if kept is not None:
         before, kept.rows = kept.rows, None
-        kept = kept if may_keep(policy, prompt_ids, repeats, steps, slots=False) else None
+        kept = kept if room.keeps(rows) else None
     for number, start in enumerate(range(0, len(prompt_ids), at_a_time)):
         some = prompt_ids[start : start + at_a_time]
         drawn, part = _generated(policy, some, repeats, decoding, seed + number, cache, before)
@@ -161,11 +160,7 @@ class _Stops(StoppingCriteria):
 
 
 class LogpRecorder(LogitsProcessor):
-    """The last processor: it sees the final logits of each token, and in its next call the token drawn from them.
-
-    Args:
-        warpers: processors that come later.
-    """
+    """The last processor but ``warpers``: it sees a token's logits, and in its next call the token drawn from them."""
 
     def __init__(self, warpers: Sequence[Callable[[Any, Tensor], Tensor]] = ()) -> None:
         self.warpers = warpers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,13 +38,8 @@ def cached_number(compute_dtype: torch.dtype, slots: bool) -> int:
 
 
 def row_bytes(config: Any, places: int, number: int) -> int:
-    """Count the bytes of a completion that is drawn: keys, values and three copies of a token's float32 logits.
-
-    Args:
-        config: the model's.
-        places: of its prompt and itself, in tokens.
-        number: bytes of a number in the cache.
-    """
+    """Count the bytes of a completion that is drawn: keys and values of ``places`` tokens, in numbers of so many bytes,
+    and three copies of a token's float32 logits."""
     text = config.get_text_config(decoder=True)
     numbers = 0
     for layer in layers_of(text):
@@ -61,14 +57,8 @@ def prefill_bytes(config: Any, tokens: int, number: int) -> int:
 
 
 def attention_bytes(heads: int, width: int, tokens: int, places: int, number: int) -> int:
-    """Count the bytes of a layer's attention while one row reads ``tokens`` more tokens after those that it keeps: its
-    scores, their softmax, at most two biases, and three copies of its queries.
-
-    Args:
-        heads: of queries, each of ``width`` numbers.
-        places: of all of the row's tokens.
-        number: bytes of a number.
-    """
+    """Count the bytes of a layer's attention while one row reads ``tokens`` more tokens after those that it keeps, at
+    ``places`` in all: scores, their softmax, at most two biases, and three copies of its queries."""
     return heads * tokens * (4 * places + 3 * width) * number
 
 
@@ -79,129 +69,86 @@ def rows_attending(heads: int, width: int, tokens: int, places: int, number: int
 
 
 def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> int:
-    """The number of prompts of ``longest`` tokens that are prefilled at a time: one at least.
-
-    Args:
-        number: bytes of a number.
-        within: bytes for all completions drawn at a time. Activations take at most one part in :data:`PREFILL_PARTS`.
-    """
+    """The number of prompts of ``longest`` tokens that are prefilled at a time, as :data:`PREFILL_PARTS` says: one at
+    least."""
     return max(1, within // PREFILL_PARTS // max(1, prefill_bytes(config, longest, number)))
 
 
-def parts_of_a_group(
-    config: Any,
-    longest_prompt: int,
-    max_completion_length: int,
-    number: int,
-    repeats: int,
-    within: int,
-    refills: bool = True,
-) -> int:
-    """In how many parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
+@dataclass(frozen=True)
+class Room:
+    """The memory for the completions that are drawn at a time.
 
-    A part has ⌈repeats / parts⌉ completions. If not even one fits, each is a part. Arguments are those of
-    :func:`groups_within`.
-    """
-    places = longest_prompt + max_completion_length
-    if repeats * row_bytes(config, places, number) <= within:
-        return 1
-    a_row = row_bytes(config, places + (max_completion_length if refills else 0), number)
-    return math.ceil(repeats / max(1, within // a_row))
-
-
-def groups_within(
-    config: Any,
-    longest_prompt: int,
-    max_completion_length: int,
-    number: int,
-    groups: int,
-    repeats: int,
-    most: int,
-    within: int,
-    refills: bool = True,
-) -> tuple[int, int]:
-    """The number of ``groups``, each of ``repeats`` completions, drawn at a time, and the bytes of a completion.
-
-    These are at most ``most`` completions, but one group at least. If they are drawn in turns, later
-    groups take the rows of completions that ended. They begin at the slot that the others have reached, so a row may
-    have as many places again as a completion.
-
-    Args:
+    Attributes:
+        config: the model's.
+        longest: tokens of the longest prompt.
+        steps: the most tokens of a completion.
         number: bytes of a number in the cache.
-        within: bytes for all that are drawn at a time.
-        refills: whether rows are taken over.
+        within: bytes for all completions.
+        refills: whether later groups take the rows of completions that ended. They begin at the slot that the others
+            have reached, so a row may have as many places again as a completion.
     """
-    places = longest_prompt + max_completion_length
-    a_row = row_bytes(config, places, number)
-    if groups * repeats > min(most, within // a_row) and refills:
-        a_row = row_bytes(config, places + max_completion_length, number)
-    return max(1, min(groups, min(most, within // a_row) // repeats)), a_row
 
+    config: Any
+    longest: int
+    steps: int
+    number: int
+    within: int
+    refills: bool = True
 
-def groups_at_a_time(
-    policy: Policy,
-    prompt_ids: Sequence[Ints],
-    repeats: int,
-    max_completion_length: int,
-    batch_size: int,
-    refills: bool = True,
-) -> int:
-    """The number of prompts completed at a time, ``repeats`` times each, at least 1: within :func:`cache_bytes` and,
-    unless it is 0, ``batch_size`` completions."""
-    at_a_time, _ = groups_within(
-        policy.model.config,
-        max(map(len, prompt_ids)),
-        max_completion_length,
-        cached_number(policy.compute_dtype, refills),
-        len(prompt_ids),
-        repeats,
-        batch_size or len(prompt_ids) * repeats,
-        cache_bytes(policy.device),
-        refills,
-    )
-    return at_a_time
+    @staticmethod
+    def of(policy: Policy, prompt_ids: Sequence[Ints], steps: int, slots: bool = True) -> Room:
+        """That of a policy's sampler: the built-in one with ``slots``, or ``generate``."""
+        number, longest = cached_number(policy.compute_dtype, slots), max(map(len, prompt_ids))
+        return Room(policy.model.config, longest, steps, number, cache_bytes(policy.device), slots)
 
+    def parts(self, repeats: int) -> int:
+        """In how many parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
 
-def parts_of_groups(
-    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, max_completion_length: int, refills: bool = True
-) -> int:
-    """In how many parts groups are drawn so that one is within :func:`cache_bytes`."""
-    longest, number = max(map(len, prompt_ids)), cached_number(policy.compute_dtype, refills)
-    within = cache_bytes(policy.device)
-    return parts_of_a_group(policy.model.config, longest, max_completion_length, number, repeats, within, refills)
+        A part has ⌈repeats / parts⌉ completions. If not even one fits, each is a part.
+        """
+        if repeats * self._row(self.steps) <= self.within:
+            return 1
+        return math.ceil(repeats / max(1, self.within // self._row_in_turns()))
 
+    def at_a_time(self, groups: int, repeats: int, most: int) -> tuple[int, int]:
+        """The number of ``groups``, each of ``repeats`` completions, drawn at a time, and the bytes of a completion.
 
-def may_keep(
-    policy: Policy, prompt_ids: Sequence[Ints], repeats: int, max_completion_length: int, slots: bool = True
-) -> bool:
-    """Whether all completions fit half of :func:`cache_bytes`, so that their keys and values stay for another turn."""
-    places = max(map(len, prompt_ids)) + max_completion_length - 1  # a row's last token is fed to nothing
-    a_row = row_bytes(policy.model.config, places, cached_number(policy.compute_dtype, slots))
-    return len(prompt_ids) * repeats * a_row <= cache_bytes(policy.device) // 2
+        These are at most ``most`` completions, but one group at least.
+        """
+        a_row = self._row(self.steps)
+        if groups * repeats > min(most, self.within // a_row):
+            a_row = self._row_in_turns()
+        return max(1, min(groups, min(most, self.within // a_row) // repeats)), a_row
+
+    def keeps(self, rows: int) -> bool:
+        """Whether so many completions take at most half, so that keys and values stay for another turn."""
+        return rows * self._row(self.steps - 1) <= self.within // 2  # a row's last token is fed to nothing
+
+    def _row(self, drawn: int) -> int:
+        return row_bytes(self.config, self.longest + drawn, self.number)
+
+    def _row_in_turns(self) -> int:
+        return self._row(2 * self.steps if self.refills else self.steps)
 
 
 class SlotLayer(DynamicLayer):
     """The slots of one layer: [rows, heads, capacity, width], the first ``used`` of them filled."""
+
+    keys: Any
+    values: Any
 
     def __init__(self, capacity: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.capacity, self.used = capacity, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = self._slots(key_states)
-        self.values = self._slots(value_states)
-        self.is_initialized = True
-
-    def _slots(self, states: Tensor) -> Tensor:
-        return states.new_zeros(*states.shape[:2], self.capacity, states.shape[3])
+        keys, values = (of.new_zeros(*of.shape[:2], self.capacity, of.shape[3]) for of in (key_states, value_states))
+        self.take(keys, values, 0)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self.used = self.used, self.used + key_states.shape[2]
-        assert self.keys is not None
-        assert self.values is not None
         self.keys[:, :, start : self.used] = key_states
         self.values[:, :, start : self.used] = value_states
         return self.keys[:, :, : self.used], self.values[:, :, : self.used]
@@ -216,9 +163,6 @@ class SlotLayer(DynamicLayer):
         self.is_initialized = True
 
     def map(self, of_rows: Callable[[Tensor], Tensor]) -> None:
-        """Replace the batch's rows: ``of_rows`` takes and returns [rows, heads, slots, width]."""
-        assert self.keys is not None
-        assert self.values is not None
         self.keys, self.values = of_rows(self.keys), of_rows(self.values)
 
 
@@ -263,15 +207,11 @@ class SlotCache(Cache):
 
     def put_before(self, old: SlotCache, span: int, width: int) -> None:
         """Move the rows of ``old``, the last ``span`` slots of each, before these. All rows then end at slot
-        ``width``, and ``old`` is empty.
-        """
+        ``width``, and ``old`` is empty."""
         self.capacity += width - self.get_seq_length()
         for mine, theirs in zip(self.slots, old.slots, strict=True):
-            of_both = [(theirs.keys, mine.keys), (theirs.values, mine.values)]
             joined = []
-            for before, after in of_both:
-                assert before is not None
-                assert after is not None
+            for before, after in ((theirs.keys, mine.keys), (theirs.values, mine.values)):
                 both = after.new_zeros(len(before) + len(after), after.shape[1], self.capacity, after.shape[3])
                 both[: len(before), :, width - span : width] = before[:, :, theirs.used - span : theirs.used]
                 both[len(before) :, :, width - mine.used : width] = after[:, :, : mine.used]
