@@ -44,7 +44,7 @@ WINGS = {
     "wire": "streams ids text",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
     "rewards": "scoring helper words grammar numbers shapes formula_judge latex formulas gym answers parts",
-    "engines": "machine devices places optimizers hub texts kept models reference offload windows rows lengths lines "
+    "engines": "machine devices places optimizers texts kept models offload rows lengths lines "
     "head microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm "
     "supervised",
     "environments": "contract play guess calculator",

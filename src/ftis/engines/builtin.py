@@ -21,11 +21,11 @@ from transformers import LogitsProcessorList
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
+from ftis.engines.lengths import attention_windows, rows_fit
 from ftis.engines.rows import as_groups, in_parts, left_padded, shared_beginning, whole_rows
 from ftis.engines.samplers import InPlace
 from ftis.engines.slots import KeptPart, KeptRows, Room, SlotCache, prompts_prefilled
 from ftis.engines.stops import StopStrings
-from ftis.engines.windows import attention_windows, rows_fit
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Sampler

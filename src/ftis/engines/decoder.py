@@ -23,10 +23,9 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
 from ftis.engines.kept import callable_as_kept, within_tolerance
-from ftis.engines.lengths import named_lengths
+from ftis.engines.lengths import Window, attention_windows, named_lengths
 from ftis.engines.linear import Linear
 from ftis.engines.slots import rows_attending
-from ftis.engines.windows import Window, attention_windows
 from ftis.policy import positions_of
 
 BLOCKS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -89,7 +88,7 @@ class FusedDecoder:
         self.norm = _scale_of(inner.norm)
         self.head = _joined([head], dtype)
         kinds = _rotations(inner)
-        rotations = [_kind(layer) if len(kinds) > 1 else kinds[0] for layer in inner.layers]
+        rotations = [(layer.self_attn.layer_type,) if len(kinds) > 1 else kinds[0] for layer in inner.layers]
         self.layers = [
             self._layer(layer, window, kinds.index(rotation))
             for layer, window, rotation in zip(inner.layers, attention_windows(model), rotations, strict=True)
@@ -402,10 +401,6 @@ def _rotations(inner: Any) -> list[tuple[str, ...]]:
     """List the arguments that a decoder's rotary embedding takes beside positions, for each way to call it."""
     kinds = getattr(inner.rotary_emb, "rope_type", None)
     return [(kind,) for kind in sorted(kinds)] if isinstance(kinds, dict) else [()]
-
-
-def _kind(layer: Any) -> tuple[str]:
-    return (layer.self_attn.layer_type,)
 
 
 def _scale_of(norm: Any, scale: float = 1.0) -> Any:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ftis.engines.kept import within_tolerance
 from ftis.engines.rows import PaddedRows
@@ -24,8 +26,30 @@ from ftis.policy import Forward, ModelError, Policy, positions_of
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw, Prompts
 
+Window = int | None
+"""The most tokens that a token attends to, itself included; None: all up to itself."""
 CONFIRMED = 4096
 """The most tokens of a whole row that confirms a switch."""
+
+
+def attention_windows(model: Any) -> tuple[Window, ...]:
+    """Each layer's window; empty for a model with other attention than torch's causal one, as ALiBi or chunks."""
+    config = model.config
+    if config._attn_implementation != "sdpa":  # others treat a mask in their own ways, or ignore it
+        return ()
+    text = config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    layers = DynamicCache(config=config).layers
+    if kinds - {"full_attention", "sliding_attention"} or getattr(text, "use_bidirectional_attention", False):
+        return ()
+    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        return ()
+    return tuple(getattr(layer, "sliding_window", None) for layer in layers)
+
+
+def rows_fit(windows: tuple[Window, ...], length: int) -> bool:
+    """Whether rows of so many tokens lie within every window, so that each layer attends to all earlier tokens."""
+    return all(window is None or length <= window for window in windows)
 
 
 def named_lengths(config: Any) -> list[int]:
@@ -165,10 +189,9 @@ class OneLength(Draw):
         rows = [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
         going = [i for i, (_, rollout) in enumerate(rows) if int(rollout.completion_ids[-1]) not in policy.end_ids]
         longer = [np.concatenate([rows[i][0], rows[i][1].completion_ids]) for i in going]
-        more = {
-            i: group[0] for i, group in zip(going, self(policy, longer, 1, decoding, seed, batch_size), strict=True)
-        }
-        whole = [row if i not in more else _joined(row, more[i]) for i, (_, row) in enumerate(rows)]
+        whole = [rollout for _, rollout in rows]
+        for i, (more,) in zip(going, self(policy, longer, 1, decoding, seed, batch_size), strict=True):
+            whole[i] = _joined(whole[i], more)
         repeats = len(whole) // len(prompts)
         return [tuple(whole[at : at + repeats]) for at in range(0, len(whole), repeats)]
 

@@ -22,10 +22,9 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ftis.engines.kept import callable_as_kept, within_tolerance
-from ftis.engines.lengths import BySwitch, switch_of
+from ftis.engines.lengths import BySwitch, Window, attention_windows, switch_of
 from ftis.engines.models import UNABLE
 from ftis.engines.rows import PaddedRows, shared_beginning
-from ftis.engines.windows import Window, attention_windows
 from ftis.policy import Forward
 from ftis.rollouts import Ints
 

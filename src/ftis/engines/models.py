@@ -1,4 +1,5 @@
-"""Models and tokenizers from directories or the Hub, and the parameters to train: all, or a LoRA adapter."""
+"""Models and tokenizers from directories or the Hub, the parameters to train, all or a LoRA adapter, and the model as
+it was before training."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,11 +30,11 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ftis.config import PeerConfig, first_line
-from ftis.engines.hub import only_here, tokenizer_here
 from ftis.engines.kept import checkpoint_layers, keep_frozen_in_bfloat16, share_frozen
 from ftis.engines.optimizers import bitsandbytes
-from ftis.engines.places import looks_local, no_model_at
-from ftis.policy import ModelError, resolve_device, resolve_dtype
+from ftis.engines.places import looks_local, no_model_at, only_here, tokenizer_here
+from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
+from ftis.rollouts import Floats
 
 # transformers and peft import bitsandbytes wherever it is installed, which tells of kernels that it could not fetch.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -90,7 +91,6 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
             # Those of a file in float32 lie as they do there, and where weights lie decides the last bits of products.
             if weights.device.type == "cpu" and weights.data_ptr() % ALIGNED:
                 weights.data = weights.data.clone()
-        layer: Any
         for layer in model.modules():
             if hasattr(layer, "support_avx512bf16_for_cpu"):
                 layer.support_avx512bf16_for_cpu = False  # bitsandbytes would repack it for inference alone
@@ -197,18 +197,14 @@ def _as_in_its_file(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> bo
 def _why(error: Exception, source: str) -> str:
     reason = first_line(error)
     if "trust_remote_code" in str(error):
-        return (
-            "it needs Python code of its own, which ftis does not run; take a model of an architecture in transformers"
-        )
+        return "it needs Python code of its own, which ftis does not run; take an architecture that transformers has"
     place = _place_of_base(source)
     if "in the cached files" not in reason or not only_here(place):
         return reason
-    it = (
-        "it is not here" if place == source else f"its base {place!r} is neither in {Path.cwd()} nor in the Hub's cache"
-    )
-    if huggingface_hub.is_offline_mode():
-        return f"{it}, and HF_HUB_OFFLINE is set; unset it, or name the directory of a copy"
-    return f"{it}, and the Hub does not answer; check the connection, or name the directory of a copy"
+    it = "it is not here" if place == source else f"its base {place!r} is not in {Path.cwd()} or the Hub's cache"
+    offline = huggingface_hub.is_offline_mode()
+    why = "HF_HUB_OFFLINE is set; unset it" if offline else "the Hub does not answer; check the connection"
+    return f"{it}, and {why}, or name the directory of a copy"
 
 
 def _place_of_base(source: str) -> str:
@@ -258,8 +254,8 @@ def _check_directory(source: str) -> None:
     directory = Path(source)
     if not looks_local(source) or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
         return
-    below = [place for depth in ("", "*/", "*/*/") for place in directory.glob(f"{depth}checkpoint-*")]
-    below.sort(key=lambda place: (place.parent, len(place.name), place.name))  # by peer, then by step
+    found = (place for depth in ("", "*/", "*/*/") for place in directory.glob(f"{depth}checkpoint-*"))
+    below = sorted(found, key=lambda place: (place.parent, len(place.name), place.name))  # by peer, then by step
     if checkpoints := [place.name for place in below if place.parent == directory]:
         raise ModelError(f"no model at {source}, but in {', '.join(checkpoints)} there: name one of these")
     if below:
@@ -300,12 +296,8 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
 
     if adapter is not None:
         return _to_be_saved(PeftModel.from_pretrained(model, str(adapter), is_trainable=True))
-    lora = LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        target_modules=list(config.lora_target_modules),
-        task_type="CAUSAL_LM",
-    )
+    targets = list(config.lora_target_modules)
+    lora = LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
         adapted = _to_be_saved(get_peft_model(model, lora))
     except ValueError as error:
@@ -473,3 +465,23 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> list[
     """The tokens of these ids, as a recipe writes them; an id that the tokenizer lacks is left out."""
     tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     return [tokens[token_id] for token_id in sorted(ids) if token_id in tokens]
+
+
+def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[..., list[Floats]]:
+    """log π_ref for β's KL: of a LoRA policy with its adapter off, else of a frozen copy in float32 on its device.
+
+    Args:
+        model: the untrained model's place.
+
+    Raises:
+        ModelError: as :meth:`Policy.load <ftis.policy.Policy.load>`.
+    """
+    if config.train != "lora":
+        as_it_was = {"train": "full", "gradient_checkpointing": False, "optim": "adamw"}
+        return Policy.load(config.model_copy(update=as_it_was), model).logps
+
+    def without_adapter(*rows: Any) -> list[Floats]:
+        with policy.model.disable_adapter():
+            return policy.logps(*rows)
+
+    return without_adapter

@@ -1,10 +1,15 @@
-"""The places of models on this machine. They can be looked at before torch is loaded."""
+"""The places of models: on this machine, and whether the Hub answers. They can be looked at before torch is loaded."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from ftis.config import did_you_mean
+
+TRIES = 2
+"""Of one question whether the Hub answers."""
 
 
 def looks_local(source: str) -> bool:
@@ -24,3 +29,50 @@ def no_model_at(source: str) -> str:
         f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; {fetched}"
         f"{did_you_mean(directory.name, beside)}"
     )
+
+
+def only_here(source: str) -> bool:
+    """Whether to look for a model on this machine alone, as ``local_files_only`` of the Hub's clients.
+
+    They would ask for each of its files six times, 23 seconds long, where the Hub does not answer.
+
+    Args:
+        source: a directory or a Hub id.
+    """
+    return not Path(source).exists() and not answers()
+
+
+@cache
+def answers() -> bool:
+    """Whether the Hub answers, without a server error. It does not if ``HF_HUB_OFFLINE`` is set."""
+    from huggingface_hub import constants, get_session
+
+    for _ in range(TRIES):
+        try:
+            response = get_session().head(
+                constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False
+            )
+        except Exception:  # those of the HTTP library, which is not the same in every huggingface_hub
+            continue
+        if response.status_code < 500:
+            return True
+    return False
+
+
+def tokenizer_here(model: str) -> Path | None:
+    """The file of a model's tokenizer, in its directory or in the Hub's cache; None where this machine has none.
+
+    Args:
+        model: a directory or a Hub id.
+    """
+    if (file := Path(model) / "tokenizer.json").is_file():
+        return file
+    if "/" not in model:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):
+        cached = try_to_load_from_cache(model, "tokenizer.json")
+        return Path(cached) if isinstance(cached, str) else None
+    return None

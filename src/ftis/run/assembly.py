@@ -12,7 +12,7 @@ import torch
 
 from ftis.config import PeerConfig, Recipe, SamplingConfig
 from ftis.engines import vllm
-from ftis.engines.reference import reference_of
+from ftis.engines.models import reference_of
 from ftis.engines.samplers import check_stop, open_sampler, opener
 from ftis.environments.play import player_of
 from ftis.member import Cursor

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
 
 from ftis.engines.generate import LogpRecorder
-from ftis.engines.hub import only_here
 from ftis.engines.models import load_tokenizer
+from ftis.engines.places import only_here
 from ftis.sampling import Decoding
 from ftis.trl.options import OptionError
 
