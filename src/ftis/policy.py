@@ -1,8 +1,7 @@
 """A model and how it is trained: loading, token log-probabilities, one optimiser step.
 
-Any ``AutoModelForCausalLM`` works, trained in full or through LoRA (peft). The
-trained weights are kept in float32. The arithmetic runs in bfloat16 where the device has it (autocast), and
-log-probabilities leave this module in float32.
+Any ``AutoModelForCausalLM`` works, trained in full or through LoRA (peft). The trained weights are kept in float32. The
+arithmetic runs in bfloat16 where the device has it (autocast), and log-probabilities leave this module in float32.
 
 Dropout is off throughout: π_θ must be one distribution, the same when it samples, when its old log-probabilities are
 computed and when it is updated.
@@ -11,7 +10,7 @@ computed and when it is updated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -29,6 +28,9 @@ transformers_logging.disable_progress_bar()  # progress is shown once, by us
 
 LossOfRows = Callable[[Tensor, Tensor, Rows], Tensor]
 """(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch that holds these rows of the optimiser step."""
+TokenSplit = Callable[[Sequence[Ints], Sequence[Ints], int], list[Rows]]
+"""(prompts, completions, budget) → the rows of each micro-batch, of at most ``budget`` padded tokens (0: as memory
+allows) or of one row."""
 
 
 class ModelError(FtisError):
@@ -43,26 +45,10 @@ class Forward(Protocol):
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """A context for a forward pass and its backward pass, in which a checkpointed layer runs again."""
+        return contextlib.nullcontext()
 
     def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
         """The model's output where it predicts each completion token, row after row: [M, X]."""
-
-
-class TokenSplit(Protocol):
-    """Splits the rows of a step into micro-batches."""
-
-    def __call__(self, prompt_ids: Sequence[Ints], completion_ids: Sequence[Ints], budget: int) -> list[Rows]:
-        """The rows of each micro-batch, of at most ``budget`` padded tokens (0: as memory allows) or of one row."""
-
-
-class Head(Protocol):
-    """Computes log-probabilities from the output layer's input."""
-
-    def taken_off(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which the model returns the output layer's input instead of logits."""
-
-    def logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-        """log softmax(logits / temperature) at the target ids, with matrix products in ``dtype``: float32 [M]."""
 
 
 class Policy:
@@ -72,7 +58,7 @@ class Policy:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
         forward: runs rows through the model, in one line where that was found to give the same numbers.
-        head: computes log-probabilities in chunks where the logits are a linear layer's output; otherwise None.
+        head: a :class:`~ftis.engines.head.ChunkedHead` where the logits are a linear layer's output; otherwise None.
         n_parameters: of the model, adapters included.
         split: splits rows into micro-batches.
     """
@@ -98,7 +84,7 @@ class Policy:
         self.model.eval()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.forward: Forward = look_up("forward", "engine", ENGINES)(self.model, self.device)
-        self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
+        self.head: Any = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
         fit_split: Callable[..., TokenSplit] = look_up("microbatches", "engine", ENGINES)
         self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device, self.model.config, config)
@@ -136,14 +122,9 @@ class Policy:
             )
         self.end_ids |= {vocabulary[token] for token in tokens}
 
-    @contextlib.contextmanager
-    def precision(self) -> Iterator[None]:
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which the model's arithmetic runs in the compute dtype."""
-        if self.compute_dtype == torch.float32:
-            yield
-        else:
-            with torch.autocast(self.device.type, dtype=self.compute_dtype):
-                yield
+        return arithmetic(self.compute_dtype, self.device)
 
     @torch.no_grad()
     def logps(
@@ -230,7 +211,7 @@ class Policy:
         prompt_ids: Sequence[Ints],
         completion_ids: Sequence[Ints],
         temperature: float,
-        drawn: Sequence[Bools] | None = None,
+        drawn: Sequence[Bools] | None,
     ) -> tuple[Tensor, Tensor]:
         """log π_θ [n, T] and mask [n, T] of the given rows, of their drawn tokens alone."""
         prompts, completions = [prompt_ids[r] for r in rows], [completion_ids[r] for r in rows]
@@ -238,19 +219,15 @@ class Policy:
         mask_nT = np.arange(length_n.max()) < length_n[:, None]
         at = tuple(torch.from_numpy(index).to(self.device) for index in np.nonzero(mask_nT))
         target_M = torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(self.device)
-        kept_M = None
+        with self.precision(), self.head.taken_off() if self.head else contextlib.nullcontext():
+            output_MX = self.forward(prompts, completions)
         if drawn is not None:
-            kept_M = torch.from_numpy(np.concatenate([drawn[r] for r in rows])).to(self.device)
-            target_M = target_M[kept_M]
+            drawn_M = torch.from_numpy(np.concatenate([drawn[r] for r in rows])).to(self.device)
+            output_MX, target_M = output_MX[drawn_M], target_M[drawn_M]
         if self.head is None:
-            with self.precision():
-                logits_MV = self.forward(prompts, completions)
-            logp_M = selected_logp(logits_MV if kept_M is None else logits_MV[kept_M], target_M, temperature)
+            logp_M = selected_logp(output_MX, target_M, temperature)
         else:
-            with self.precision(), self.head.taken_off():
-                hidden_MH = self.forward(prompts, completions)
-            hidden_MH = hidden_MH if kept_M is None else hidden_MH[kept_M]
-            logp_M = self.head.logp(hidden_MH, target_M, temperature, self.compute_dtype)
+            logp_M = self.head.logp(output_MX, target_M, temperature, self.compute_dtype)
         logp_nT = logp_M.new_zeros(mask_nT.shape).index_put(at, logp_M.clamp(max=0.0))
         return logp_nT, torch.from_numpy(mask_nT).to(self.device)
 
@@ -286,6 +263,11 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
         with torch.cuda.device(device):  # GPUs before Ampere emulate it, slower than they are in float32
             dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+
+def arithmetic(dtype: torch.dtype, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a model of float32 weights computes in ``dtype``."""
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
 def selected_logp(logits_MV: Tensor, target_M: Tensor, temperature: float) -> Tensor:

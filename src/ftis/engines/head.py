@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ftis.engines.devices import device_kind
 from ftis.engines.kept import callable_as_kept
-from ftis.policy import Head, selected_logp
+from ftis.policy import arithmetic, selected_logp
 
 TOKENS_AT_ONCE = {"cpu": 32, "cuda": 512}
 LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
@@ -25,7 +25,7 @@ head's weights is worth it."""
 
 
 @dataclass
-class ChunkedHead(Head):
+class ChunkedHead:
     """A linear output layer.
 
     Attributes:
@@ -36,22 +36,18 @@ class ChunkedHead(Head):
     logits_at_once: int
 
     def taken_off(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which the model returns the output layer's input instead of logits."""
         return _answering(self.linear, lambda hidden: hidden)
 
     def logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+        """log softmax(logits / temperature) at the target ids, with matrix products in ``dtype``: float32 [M]."""
         vocab_size = self.linear.out_features
         if len(target_M) * vocab_size <= self.logits_at_once:
-            with _precision(hidden_MH.device, dtype):
+            with arithmetic(dtype, hidden_MH.device):
                 logits_MV = self.linear(hidden_MH)
             return selected_logp(logits_MV, target_M, temperature)
-        logp_M: Tensor = _HeadLogp.apply(  # type: ignore[no-untyped-call]
-            hidden_MH.to(dtype),
-            self.linear.weight,
-            self.linear.bias,
-            target_M,
-            temperature,
-            max(1, self.logits_at_once // vocab_size),
-        )
+        given = hidden_MH.to(dtype), self.linear.weight, self.linear.bias, target_M, temperature
+        logp_M: Tensor = _HeadLogp.apply(*given, max(1, self.logits_at_once // vocab_size))  # type: ignore[no-untyped-call]
         return logp_M
 
 
@@ -73,10 +69,6 @@ def fit(model: Any, device: torch.device) -> ChunkedHead | None:
     kind = device_kind(device)
     vocab_size = int(model.get_input_embeddings().weight.shape[0])
     return ChunkedHead(linear, max(TOKENS_AT_ONCE[kind] * vocab_size, LOGITS_AT_ONCE[kind]))
-
-
-def _precision(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
 @contextlib.contextmanager

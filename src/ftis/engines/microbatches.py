@@ -13,7 +13,7 @@ import torch
 from ftis.config import PeerConfig
 from ftis.engines.devices import device_kind
 from ftis.engines.models import inner_width
-from ftis.policy import TokenSplit, resolve_dtype
+from ftis.policy import resolve_dtype
 from ftis.rollouts import Ints, Rows
 
 FIXED_COST = {"cpu": 2e8, "cuda": 8e12}
@@ -32,8 +32,8 @@ depend on free memory: other micro-batches give other last bits."""
 
 
 @dataclass(frozen=True)
-class Microbatches(TokenSplit):
-    """Micro-batches of a model that computes each distinct prompt of a micro-batch once, or each row's.
+class Microbatches:
+    """A :data:`~ftis.policy.TokenSplit` of a model that computes each distinct prompt once, or each row's.
 
     Attributes:
         padding_cost: of a padded place, in tokens. Below 1 a micro-batch has each distinct prompt once, and

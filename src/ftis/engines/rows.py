@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,9 +31,6 @@ class PaddedRows(Forward):
     model: Any
     device: torch.device
     padding_cost: float = 1.0
-
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
         rows = [
