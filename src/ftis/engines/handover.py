@@ -160,11 +160,12 @@ class Copied(Sampler):
         if not prompt_ids:
             return []
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(len(prompt_ids))]
-        completions = self.engine.complete(prompt_ids, repeats, decoding, seeds, sorted(policy.end_ids))
+        drawn = 1 if decoding.greedy else repeats  # greedy completions are alike
+        completions = self.engine.complete(prompt_ids, drawn, decoding, seeds, sorted(policy.end_ids))
         for prompt, group in zip(prompt_ids, completions, strict=True):
             for completion in group:
                 self._check_end(completion, len(prompt), decoding, policy)
-        groups = [tuple(_rollout(completion) for completion in group) for group in completions]
+        groups = [tuple(map(_rollout, group)) * (repeats // drawn) for group in completions]
         if (distribution := _distribution(decoding)) not in self._checked:
             self._check_draw(policy, prompt_ids, groups, decoding)
             self._checked.add(distribution)
@@ -283,11 +284,8 @@ _REMEDY = (
 
 
 class Written:
-    """Weights on their way through a directory, which is deleted with this.
-
-    Args:
-        directory: for engines elsewhere, which read it by the same path; that for temporary files by default.
-    """
+    """Weights on their way through a directory in ``directory``, which engines elsewhere read by the same path. It is
+    deleted with this."""
 
     def __init__(self, directory: str | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ftis-vllm-", dir=directory))
@@ -323,10 +321,7 @@ class Way(NamedTuple):
 
 def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats, noise: float = FINEST) -> Way:
     """The least-squares slope Σ (r − e)(o − e) / Σ (o − e)² and its standard error; 0 ± ∞ where both ends are equal.
-
-    Args:
-        noise: the least standard deviation of a value, in nats.
-    """
+    ``noise`` is the least standard deviation of a value, in nats."""
     way_M, gap_M = other_M - expected_M, reported_M - expected_M
     length = float(way_M @ way_M)
     if length <= len(way_M) * FINEST**2:

@@ -35,13 +35,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that vLLM's ``max_lora_rank`` may name; later versions take 1, too."""
 
 OURS = (
-    "model",
-    "logprobs_mode",
-    "generation_config",
-    "enable_lora",
-    "max_loras",
-    "max_lora_rank",
-    "lora_target_modules",
+    *("model", "logprobs_mode", "generation_config"),
+    *("enable_lora", "max_loras", "max_lora_rank", "lora_target_modules"),
 )
 """Options of ``vllm.LLM`` that follow from the policy."""
 
@@ -104,7 +99,7 @@ def _rank_for(lora_r: int) -> int:
     """The least rank that vLLM reserves room for and that holds an adapter's."""
     if lora_r > RANKS[-1]:
         raise RecipeError(
-            f"lora_r = {lora_r}: vLLM holds adapters up to rank {RANKS[-1]}; lower it, or sample otherwise"
+            f"lora_r = {lora_r}: vLLM holds adapters up to rank {RANKS[-1]}: lower it, or sample otherwise"
         )
     return next(rank for rank in RANKS if rank >= lora_r)
 
@@ -140,16 +135,12 @@ class InProcess(Engine):
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
     ) -> list[list[Completion]]:
-        params = [
-            _vllm().SamplingParams(
-                **sampling_parameters(decoding, repeats, seed, ends), detokenize=bool(decoding.stop), logprobs=0
-            )
-            for seed in seeds
-        ]
+        told = {"detokenize": bool(decoding.stop), "logprobs": 0}
+        asked = [sampling_parameters(decoding, repeats, seed, ends) for seed in seeds]
+        params = [_vllm().SamplingParams(**of, **told) for of in asked]
         with _as_sampler_error("sample"):
             outputs = self._generate([prompt.tolist() for prompt in prompt_ids], params)
-        groups = [[completed(output) for output in request.outputs] for request in outputs]
-        return [group * repeats for group in groups] if decoding.greedy else groups
+        return [[completed(output) for output in request.outputs] for request in outputs]
 
     def score(self, rows: Rows) -> list[Floats]:
         whole = [[*p.tolist(), *c.tolist()] for p, c in zip(*rows, strict=True)]
@@ -219,11 +210,7 @@ def prompt_logps(prompt_logprobs: Sequence[Any], completion: Sequence[int]) -> F
 
 
 def require_installed(settings: Mapping[str, Any]) -> None:
-    """Refuse vLLM in this process without its package. The import waits for the engine's environment.
-
-    Raises:
-        SamplerError: it is not installed.
-    """
+    """Refuse vLLM in this process without its package. The import waits for the engine's environment."""
     if "url" not in settings and "vllm" not in sys.modules and importlib.util.find_spec("vllm") is None:
         raise _absent("No module named 'vllm'")
 

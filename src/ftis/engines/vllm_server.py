@@ -46,17 +46,12 @@ class Served(Engine):
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
     ) -> list[list[Completion]]:
+        told = {"logprobs": 0, "return_tokens_as_token_ids": True}
         bodies = [
-            {
-                "prompt": prompt.tolist(),
-                **sampling_parameters(decoding, repeats, seed, ends),
-                "logprobs": 0,
-                "return_tokens_as_token_ids": True,
-            }
+            {"prompt": prompt.tolist(), **sampling_parameters(decoding, repeats, seed, ends), **told}
             for prompt, seed in zip(prompt_ids, seeds, strict=True)
         ]
-        groups = self._completions(bodies, lambda answer: [completed(choice) for choice in answer["choices"]])
-        return [group * repeats for group in groups] if decoding.greedy else groups
+        return self._completions(bodies, lambda answer: [completed(choice) for choice in answer["choices"]])
 
     def score(self, rows: Rows) -> list[Floats]:
         bodies = [
@@ -103,11 +98,7 @@ class Served(Engine):
         return [each.result() for each in answers]
 
     def _read(self, path: str, answer: Any, read: Callable[[Any], T]) -> T:
-        """Apply ``read`` to an answer.
-
-        Raises:
-            SamplerError: it is not there.
-        """
+        """Apply ``read`` to an answer."""
         try:
             return read(answer)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
@@ -117,11 +108,7 @@ class Served(Engine):
             ) from None
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The server's answer, read as JSON where it is JSON.
-
-        Raises:
-            SamplerError: there is none, or it is an error.
-        """
+        """The server's answer, read as JSON where it is JSON."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("VLLM_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
@@ -155,7 +142,7 @@ NEEDED = {
 def sampling_parameters(decoding: Decoding, repeats: int, seed: int, ends: Sequence[int]) -> dict[str, Any]:
     """Name every sampling parameter that could change the distribution, so that no default of a model applies."""
     return {
-        "n": 1 if decoding.greedy else repeats,
+        "n": repeats,
         "max_tokens": decoding.max_completion_length,
         "temperature": decoding.temperature,
         "top_k": decoding.top_k,
