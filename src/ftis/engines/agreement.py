@@ -94,14 +94,10 @@ class Gaps:
         return LOGP_TOLERANCE if self.most[0] == LARGEST_GAP[torch.float32] else self.most[0]
 
     def refuse(self, policy: Policy, remedy: str = "") -> None:
-        """Raise ModelError if rounding does not explain a gap, and name the one of the three that differs.
-
-        Args:
-            remedy: by default that of a recipe.
-        """
+        """Raise ModelError if rounding does not explain a gap, and name the one of the three that differs."""
         of_learner, of_sampler = self.most
-        off = {"the sampler": self.sampler} if self.sampler > of_sampler else {}
-        off |= {"the learner": self.learner} if self.learner > of_learner else {}
+        both = {"the sampler": (self.sampler, of_sampler), "the learner": (self.learner, of_learner)}
+        off = {name: gap for name, (gap, most) in both.items() if gap > most}
         if not off:
             return
         if len(off) == 2 and self.both <= of_sampler:
@@ -123,11 +119,7 @@ def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in
     Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
     the shortest on, while :data:`TRIED_TOKENS` lasts. Of two completions of a prompt the second is compared: some
     models are right for one row at a time. Longer prompts have a single row, by itself. No token ends a row, so each
-    reaches the lengths that it is drawn for.
-
-    Args:
-        longest: the most tokens of a row; 0: unknown.
-        in_place: as :func:`gaps` takes it.
+    reaches the lengths that it is drawn for. ``longest`` is the most tokens of a row; 0: unknown.
     """
     most = longest or TRIED_LENGTH
     most, budget = min(most, positions_of(policy.model.config) or most), TRIED_TOKENS[device_kind(policy.device)]
@@ -167,10 +159,6 @@ def require_agreement(
     remedy: str = "",
 ) -> None:
     """Compare the first rollouts of a run that have the shortest and the longest row.
-
-    Args:
-        in_place: as :func:`gaps` takes it.
-        remedy: as :meth:`Gaps.refuse` takes it.
 
     Raises:
         ModelError: sampler, learner and a plain pass do not see one policy.
@@ -288,12 +276,7 @@ def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding], take_
 
 def _left_out(scores_TV: Tensor, kept_T: Tensor, target_T1: Tensor, decoding: Decoding) -> Tensor:
     """Log-probabilities of sampled tokens outside top k or top p, as if these took them in, less the nats by which
-    their logits miss.
-
-    Args:
-        scores_TV: logits / temperature.
-        kept_T: log Σ exp of the tokens that are within.
-    """
+    their ``scores``, logits / temperature, miss. ``kept`` is log Σ exp of the tokens within."""
     own_T1 = scores_TV.gather(1, target_T1)
     lacking_T1 = torch.zeros_like(own_T1)
     if 0 < decoding.top_k < scores_TV.shape[1]:

@@ -125,9 +125,8 @@ def name_places_of_crashes() -> None:
 def share_cores() -> None:
     """On a machine whose cores have other work already, let threads that wait for each other sleep soon.
 
-    OpenMP's threads spin at each barrier. If another program has the core of one, the others spin until it is back: on
-    two shared cores layers took 15 times as long and more. On cores of its own spinning is faster. The setting holds
-    for this process and those that it starts, if torch is not loaded yet, and leaves a user's settings as they are.
+    OpenMP's threads spin at each barrier, until one whose core another program has is back: on two shared cores layers
+    took 15 times as long. The setting holds for this process and those that it starts, if torch is not loaded yet.
     """
     with suppress(AttributeError, OSError):  # the system tells no load
         busy = os.getloadavg()[0] >= (os.cpu_count() or 1)  # the load is of all cores, whichever this process may use
@@ -138,9 +137,8 @@ def share_cores() -> None:
 def keep_freed_memory() -> None:
     """Let this process keep freed blocks of up to 32 MB for its next round.
 
-    glibc reaches this limit by itself, but late: until then it gives larger blocks back to the system, and each round
-    of a small model pays thousands of page faults to have them again. Commands and their processes ask for it; a
-    program that calls the library keeps its own settings.
+    glibc reaches this limit by itself, but late: until then each round of a small model pays thousands of page faults.
+    Commands and their processes ask for it; a program that calls the library keeps its own settings.
     """
     if (set_option := _of_glibc("mallopt")) is not None:
         set_option(M_MMAP_THRESHOLD, KEPT_BYTES)

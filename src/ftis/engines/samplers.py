@@ -123,11 +123,7 @@ def _first_that_agrees(policy: Policy, ways: Sequence[InPlace], longest: int, re
 
 
 def opener(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Find the function that opens the sampler ``name``, if it takes these options.
-
-    Raises:
-        RecipeError: as :func:`open_sampler` raises it.
-    """
+    """Find the function that opens the sampler ``name``; RecipeError if there is none, or it takes other options."""
     if name == "auto":
         raise RecipeError(
             f"sampling.options: {', '.join(options)} given, and sampling.sampler = 'auto' takes none: name the sampler "

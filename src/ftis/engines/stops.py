@@ -68,12 +68,12 @@ class Stopping(Sampler):
         groups = self.sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
         if not decoding.stop:
             return groups
-        return [tuple(self._ended(policy, decoding.stop, rollout) for rollout in group) for group in groups]
 
-    @staticmethod
-    def _ended(policy: Policy, stop: Sequence[str], rollout: Rollout) -> Rollout:
-        n = stopped_at(stop, rollout.completion_ids.tolist(), policy.detokenize)
-        return Rollout(rollout.completion_ids[:n], rollout.gen_logp[:n])
+        def ended(rollout: Rollout) -> Rollout:
+            n = stopped_at(decoding.stop, rollout.completion_ids.tolist(), policy.detokenize)
+            return Rollout(rollout.completion_ids[:n], rollout.gen_logp[:n])
+
+        return [tuple(map(ended, group)) for group in groups]
 
     def weights_moved(self, policy: Policy) -> None:
         self.sampler.weights_moved(policy)
