@@ -124,6 +124,40 @@ def as_output(completion: Completion) -> Any:
     return SimpleNamespace(token_ids=completion.ids, logprobs=logprobs, finish_reason=completion.reason)
 
 
+class Quiet(BaseHTTPRequestHandler):
+    """Names a model, and gives answers as text or JSON."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.answer({"data": [{"id": "the-base"}]})
+
+    def body(self) -> Any:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def answer(self, content: Any, status: int = 200, length: int | None = None) -> None:
+        """Answer with ``content``, of which ``length`` bytes are promised."""
+        data = (content if isinstance(content, str) else json.dumps(content)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data) if length is None else length))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def answering(handler: type[Quiet]) -> Iterator[str]:
+    """A server's address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @contextmanager
 def serving(model: Path, refuses: str = "nothing") -> Iterator[tuple[str, LLM, list[str]]]:
     """A server of ``model`` that does not know the path ``refuses``: its address, its engine, the requests it gets."""
@@ -131,15 +165,9 @@ def serving(model: Path, refuses: str = "nothing") -> Iterator[tuple[str, LLM, l
     names: dict[str, str] = {}
     one_at_a_time = threading.Lock()  # a policy is for one thread
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self.answer({"data": [{"id": "the-base"}]})
-
+    class Handler(Quiet):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.body()
             asked.append(f"{self.path} {body.get('lora_name', body.get('model', ''))}".strip())
             if self.path == refuses:
                 self.answer({"detail": "Not Found"}, 404)
@@ -178,19 +206,5 @@ def serving(model: Path, refuses: str = "nothing") -> Iterator[tuple[str, LLM, l
                 for c in complete(twin, prompt, SamplingParams(**body))
             ]
 
-        def answer(self, content: Any, status: int = 200) -> None:
-            data = (content if isinstance(content, str) else json.dumps(content)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", llm, asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(Handler) as url:
+        yield url, llm, asked

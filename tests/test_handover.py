@@ -20,7 +20,7 @@ from twin import Twin, twin_of, with_twin
 
 import ftis
 from ftis.config import FtisError, Recipe
-from ftis.engines.agreement import Rows, plain_logps, rounding
+from ftis.engines.agreement import Rows, rounding
 from ftis.engines.handover import Copied, SamplerError, explained_by
 from ftis.policy import Policy
 from ftis.recipe.arms import run_directory
@@ -93,15 +93,26 @@ def test_the_checks_are_made_once_for_each_hand_over(pair: Sampler) -> None:
         sampler.weights_moved(policy)
 
 
-@pytest.mark.parametrize("by", [1e-5, 1e-4, 1e-3, 1e-1])
-def test_weights_that_are_not_handed_over_are_found_at_the_hand_over(pair: Sampler, by: float) -> None:
+@pytest.mark.parametrize(
+    ("fault", "by", "words"),
+    [
+        *(
+            ({"deaf": True}, by, ("the twin has not taken the new weights", "none", "vllm.md"))
+            for by in (1e-5, 1e-3, 1e-1)
+        ),
+        *(({"misses": part}, 1e-2, ("the twin", "nats")) for part in ("embed_tokens", "q_proj", "layers.1", "mlp")),
+    ],
+)
+def test_weights_that_are_not_all_handed_over_are_found_at_the_hand_over(
+    pair: Sampler, fault: dict[str, Any], by: float, words: tuple[str, ...]
+) -> None:
     policy, sampler, twin = pair
     draw(pair)
-    twin.deaf = True
+    vars(twin).update(fault)
     move(policy, by)
     with pytest.raises(SamplerError) as error:
         sampler.weights_moved(policy)
-    assert_one_line(error, "the twin has not taken the new weights", "the engine by none", "docs/vllm.md")
+    assert_one_line(error, *words)
 
 
 def test_small_updates_that_are_not_handed_over_add_up_until_they_are_found(pair: Sampler) -> None:
@@ -118,17 +129,6 @@ def test_small_updates_that_are_not_handed_over_add_up_until_they_are_found(pair
     go_on(1)
     with pytest.raises(SamplerError, match="has not taken the new weights"):
         go_on(20)
-
-
-@pytest.mark.parametrize("misses", ["embed_tokens", "q_proj", "layers.1", "mlp"])
-def test_weights_of_which_a_part_is_missing_are_found_at_the_hand_over(pair: Sampler, misses: str) -> None:
-    policy, sampler, twin = pair
-    draw(pair)
-    twin.misses = misses
-    move(policy, 1e-2)
-    with pytest.raises(SamplerError) as error:
-        sampler.weights_moved(policy)
-    assert_one_line(error, "the twin", "nats")
 
 
 def test_an_update_that_moves_nothing_accuses_nobody(pair: Sampler) -> None:
@@ -155,8 +155,7 @@ def test_an_update_that_moves_nothing_accuses_nobody(pair: Sampler) -> None:
 def test_log_probabilities_of_another_distribution_are_found_and_named(
     pair: Sampler, asked: Decoding, fault: dict[str, Any], words: str
 ) -> None:
-    for name, value in fault.items():
-        setattr(pair[2], name, value)
+    vars(pair[2]).update(fault)
     with pytest.raises(SamplerError) as error:
         draw(pair, asked)
     assert_one_line(error, words, "Mend the twin")
@@ -183,17 +182,21 @@ def test_another_model_is_found_at_the_first_draw(tiny_policy: TinyPolicy) -> No
     assert_one_line(error, "does not sample the learner", "scored at temperature 1", "rounding explains 0.01")
 
 
+def coarse_pair(tiny_policy: TinyPolicy) -> Sampler:
+    policy = tiny_policy("llama")
+    twin = Twin(Policy.load(policy.config.model_copy(update={"dtype": "bfloat16"})), dtype=torch.bfloat16)
+    return policy, Copied(twin, policy), twin
+
+
 def test_rounding_in_bfloat16_is_no_fault(tiny_policy: TinyPolicy) -> None:
     """The random models here have sharp distributions, which round more coarsely than those of real ones."""
-    policy = tiny_policy("llama")
-    coarse = Policy.load(policy.config.model_copy(update={"dtype": "bfloat16"}))
-    sampler = Copied(twin := Twin(coarse, dtype=torch.bfloat16), policy)
+    policy, sampler, twin = pair = coarse_pair(tiny_policy)
     for round in range(4):
-        draw((policy, sampler, twin), seed=round)
+        draw(pair, seed=round)
         assert sampler.gap > 1e-3
         move(policy, 1e-3, seed=round)
         sampler.weights_moved(policy)
-    draw((policy, sampler, twin))
+    draw(pair)
     twin.deaf = True
     move(policy, 0.05)
     with pytest.raises(SamplerError, match="has not taken the new weights"):
@@ -202,22 +205,16 @@ def test_rounding_in_bfloat16_is_no_fault(tiny_policy: TinyPolicy) -> None:
 
 @pytest.mark.parametrize("longest", [1, 2, 6])
 def test_a_few_tokens_in_bfloat16_accuse_nobody(tiny_policy: TinyPolicy, longest: int) -> None:
-    policy = tiny_policy("llama")
-    coarse = Policy.load(policy.config.model_copy(update={"dtype": "bfloat16"}))
-    twin = Twin(coarse, dtype=torch.bfloat16)
-    sampler = Copied(twin, policy)
+    policy, sampler, _ = coarse_pair(tiny_policy)
     for seed in range(30):
         sampler(policy, PROMPTS[:1], 1, Decoding(longest, 0.9, 20), seed)
         sampler.weights_moved(policy)
 
 
-def test_the_learners_log_probabilities_are_those_of_the_distribution(tiny_policy: TinyPolicy) -> None:
+def test_rounding_is_coarser_at_a_lower_temperature(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy("llama")
     (group,) = with_twin(policy)(policy, PROMPTS[:1], 3, CUT, 0)
     rows = Rows([PROMPTS[0]] * 3, [r.completion_ids for r in group])
-    plain, cut = (np.concatenate(of) for of in plain_logps(policy, rows, [PLAIN, CUT]))
-    np.testing.assert_allclose(cut, np.concatenate([r.gen_logp for r in group]), atol=1e-5)
-    np.testing.assert_allclose(plain, np.concatenate(policy.logps(*rows, 1.0)), atol=1e-5)
     assert 1e-4 < rounding(policy, rows, 1.0) < rounding(policy, rows, 0.1) / 3 < 1
 
 
@@ -225,9 +222,7 @@ Values = st.lists(st.floats(-5, 0), min_size=3, max_size=40).map(np.array)
 
 
 @given(expected=Values, share=st.floats(-2, 2), seed=st.integers(0, 9))
-def test_the_share_of_the_way_is_found_exactly_where_nothing_else_differs(
-    expected: np.ndarray, share: float, seed: int
-) -> None:
+def test_the_share_of_the_way_is_found_if_nothing_else_differs(expected: np.ndarray, share: float, seed: int) -> None:
     other = expected + np.random.default_rng(seed).normal(size=len(expected))
     way = explained_by(expected + share * (other - expected), expected, other)
     assert way.share == pytest.approx(share, abs=1e-9)

@@ -52,12 +52,8 @@ class Twin(Engine):
             if self.reports:
                 rows = [Rows([prompt], [rollout.completion_ids]) for rollout in group]
                 logps = [plain_logps(self.policy, row, [reported])[0][0].clip(MIN_LOGP) for row in rows]
-            groups.append(
-                [
-                    Completion(rollout.completion_ids.tolist(), logp.tolist(), "length")
-                    for rollout, logp in zip(group, logps, strict=True)
-                ]
-            )
+            ids = [rollout.completion_ids.tolist() for rollout in group]
+            groups.append([Completion(i, p.tolist(), "length") for i, p in zip(ids, logps, strict=True)])
         return groups
 
     def score(self, rows: Rows) -> list[Floats]:
@@ -88,15 +84,11 @@ def with_twin(policy: Policy) -> Copied:
 
 def with_deaf_twin(policy: Policy) -> Copied:
     """A sampler whose engine takes the first weights and no others."""
-    sampler = with_twin(policy)
-    assert isinstance(sampler.engine, Twin)
-    sampler.engine.deaf = True
+    sampler = Copied(twin := twin_of(policy), policy)
+    twin.deaf = True
     return sampler
 
 
 def with_hot_twin(policy: Policy) -> Copied:
     """A sampler whose engine draws at another temperature."""
-    sampler = with_twin(policy)
-    assert isinstance(sampler.engine, Twin)
-    sampler.engine.draws = {"temperature": 1.25}
-    return sampler
+    return Copied(Twin(Policy.load(policy.config), draws={"temperature": 1.25}), policy)
