@@ -45,16 +45,9 @@ def a_tokenizer() -> PreTrainedTokenizerFast:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Qwen3 of random weights whose next token is far from certain and far from uniform."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-    }
-    config = Qwen3Config(
-        **sizes, num_key_value_heads=2, head_dim=32, vocab_size=VOCABULARY, tie_word_embeddings=True, eos_token_id=1
-    )
-    model = Qwen3ForCausalLM(config)
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 32}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, vocab_size=VOCABULARY, eos_token_id=1))
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -80,25 +73,25 @@ def ids_of(groups: Sequence[Sequence[Rollout]]) -> list[list[int]]:
     return [rollout.completion_ids.tolist() for group in groups for rollout in group]
 
 
-def learned(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> list[np.ndarray[Any, Any]]:
-    rows = [(p, r.completion_ids) for p, group in zip(prompts(), groups, strict=True) for r in group]
-    return policy.logps([p for p, _ in rows], [ids for _, ids in rows], 1.0)
+def rows_of(groups: Sequence[Sequence[Rollout]]) -> tuple[list[Ints], list[Ints]]:
+    prompted = [
+        (ids, rollout.completion_ids) for ids, group in zip(prompts(), groups, strict=True) for rollout in group
+    ]
+    return [ids for ids, _ in prompted], [ids for _, ids in prompted]
+
+
+def learned(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> np.ndarray[Any, Any]:
+    return np.concatenate(policy.logps(*rows_of(groups), 1.0))
 
 
 def gaps(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> np.ndarray[Any, Any]:
-    sampled = [rollout.gen_logp for group in groups for rollout in group]
-    return np.concatenate([np.abs(a - b) for a, b in zip(sampled, learned(policy, groups), strict=True)])
+    sampled = np.concatenate([rollout.gen_logp for group in groups for rollout in group])
+    return np.asarray(np.abs(sampled - learned(policy, groups)))
 
 
 def a_step(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> float:
-    rows = [(p, r.completion_ids) for p, group in zip(prompts(), groups, strict=True) for r in group]
     policy.set_learning_rate(1e-3)
-    return policy.step(
-        [p for p, _ in rows],
-        [ids for _, ids in rows],
-        1.0,
-        lambda logp, mask, part: -torch.where(mask, logp, 0.0).sum() / 1000,
-    )
+    return policy.step(*rows_of(groups), 1.0, lambda logp, mask, part: -torch.where(mask, logp, 0.0).sum() / 1000)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -152,27 +145,29 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_each_way_to_keep_a_model_samples_and_learns(directory: str, way: str) -> None:
-    if find_spec("bitsandbytes") is None and way != "base in bfloat16":
+def skip_where_it_lacks(way: str) -> None:
+    """Skip a way to keep a model that needs what is not here."""
+    if find_spec("bitsandbytes") is None and ("bits" in way or way == "paged"):
         pytest.skip("needs bitsandbytes")
     if way == "paged" and DEVICE == "cpu":
         pytest.skip("needs a GPU")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_keep_a_model_samples_and_learns(directory: str, way: str) -> None:
+    skip_where_it_lacks(way)
     policy = policy_of(directory, dtype="bfloat16", **WAYS[way])
     groups = builtin_sampler(policy, prompts(), 4, Decoding(24), 0)
     assert gaps(policy, groups).mean() < 0.05
-    before = np.concatenate(learned(policy, groups)).mean()
+    before = learned(policy, groups).mean()
     for _ in range(3):
         assert a_step(policy, groups) > 0
-    assert np.concatenate(learned(policy, groups)).mean() > before
+    assert learned(policy, groups).mean() > before
 
 
 @pytest.mark.parametrize("way", ["in full", "LoRA", *WAYS])
 def test_a_policy_that_waits_in_main_memory_keeps_its_bits(directory: str, way: str) -> None:
-    if find_spec("bitsandbytes") is None and ("8 bits" in way or "4 bits" in way or way == "paged"):
-        pytest.skip("needs bitsandbytes")
-    if way == "paged" and DEVICE == "cpu":
-        pytest.skip("needs a GPU")
+    skip_where_it_lacks(way)
     keys = {"in full": {}, "LoRA": {"train": "lora"}, **WAYS}[way]
     ends, offload = [], Offload()
     for leaves in (False, True):
