@@ -150,10 +150,7 @@ KEPT_BYTES = 2**25
 
 
 def return_freed_memory() -> None:
-    """Give freed memory of this process back to the system.
-
-    glibc keeps freed blocks of up to 32 MB for the thread that had them. Most of a small model's tensors are smaller.
-    """
+    """Give freed memory of this process back to the system: glibc keeps blocks of up to 32 MB."""
     if (trim := _of_glibc("malloc_trim")) is not None:
         trim(0)
 

@@ -59,11 +59,7 @@ class Microbatches:
 
 
 def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any, peer: PeerConfig) -> Microbatches:
-    """The split for a model that pays ``padding_cost`` for a padded place.
-
-    Args:
-        model: the model's configuration.
-    """
+    """The split for a model of this configuration that pays ``padding_cost`` for a padded place."""
     kind = device_kind(device)
     within = CPU_BYTES
     if device.type == "cuda":
@@ -108,8 +104,7 @@ def cheapest(
         again_N: the cost of running its prompt in one more micro-batch.
         budget: the most padded tokens of a micro-batch.
 
-    Returns:
-        The rows of each micro-batch, longest first.
+    Returns the rows of each micro-batch, longest first.
     """
     n = len(length_N)
     together = n * int(length_N.max(initial=0))

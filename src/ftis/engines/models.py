@@ -158,10 +158,8 @@ def inner_width(text: Any) -> int:
 
 
 def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model; that of its base for a LoRA adapter without one.
-
-    Args:
-        options: of transformers' ``from_pretrained``, besides.
+    """The tokenizer beside a model, with these ``options`` of transformers; for a LoRA adapter without one that of its
+    base.
 
     Raises:
         ModelError: there is none, it cannot be loaded, or it has no end-of-sequence token.
@@ -208,11 +206,7 @@ def _why(error: Exception, source: str) -> str:
 
 
 def _place_of_base(source: str) -> str:
-    """Find the place of a model's weights. A LoRA adapter has those of its base.
-
-    Raises:
-        ModelError: ``adapter_config.json`` there names no base.
-    """
+    """Find the place of a model's weights. A LoRA adapter has those of its base."""
     adapter = _adapter_config(source)
     if adapter is None:
         return source
@@ -267,10 +261,8 @@ def _check_directory(source: str) -> None:
 
 
 def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:
-    """``model`` with exactly the parameters that ``config.train`` names requiring gradients, on the peer's device.
-
-    Args:
-        adapter: directory of a LoRA adapter that is trained further.
+    """``model`` with exactly the parameters that ``config.train`` names requiring gradients, on the peer's device. The
+    adapter in the directory ``adapter`` is trained further.
 
     Raises:
         ModelError: LoRA does not fit the model, or no layer can be checkpointed.
@@ -395,9 +387,7 @@ def require_trainable(config: PeerConfig, source: str) -> None:
 
 
 def without_weights(described: PreTrainedConfig, config: PeerConfig) -> Any:
-    """A model of a configuration, with exactly the parameters that ``config.train`` names requiring gradients.
-
-    Its tensors have shapes and no numbers.
+    """A model of a configuration as :func:`with_trainable` makes it, of tensors with shapes and no numbers.
 
     Raises:
         ModelError: transformers has no such model, or LoRA does not fit it.
@@ -468,14 +458,8 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> list[
 
 
 def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[..., list[Floats]]:
-    """log π_ref for β's KL: of a LoRA policy with its adapter off, else of a frozen copy in float32 on its device.
-
-    Args:
-        model: the untrained model's place.
-
-    Raises:
-        ModelError: as :meth:`Policy.load <ftis.policy.Policy.load>`.
-    """
+    """log π_ref for β's KL: of a LoRA policy with its adapter off, else of a frozen copy, in float32, of the untrained
+    ``model``."""
     if config.train != "lora":
         as_it_was = {"train": "full", "gradient_checkpointing": False, "optim": "adamw"}
         return Policy.load(config.model_copy(update=as_it_was), model).logps

@@ -41,10 +41,8 @@ def bandwidth(device: torch.device) -> float:
 class Movable:
     """The tensors of a policy that can leave its device: weights, and the moments of its optimiser.
 
-    Frozen weights that lie in another model's memory too stay, whoever has them.
-
-    Args:
-        keeps_base: frozen weights stay on the device, for policies that come later and will share them.
+    Frozen weights that lie in another model's memory too stay, whoever has them. With ``keeps_base`` all frozen weights
+    stay, for policies that come later and will share them.
     """
 
     def __init__(self, policy: Policy, keeps_base: bool) -> None:

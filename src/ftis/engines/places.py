@@ -35,9 +35,6 @@ def only_here(source: str) -> bool:
     """Whether to look for a model on this machine alone, as ``local_files_only`` of the Hub's clients.
 
     They would ask for each of its files six times, 23 seconds long, where the Hub does not answer.
-
-    Args:
-        source: a directory or a Hub id.
     """
     return not Path(source).exists() and not answers()
 
@@ -60,11 +57,7 @@ def answers() -> bool:
 
 
 def tokenizer_here(model: str) -> Path | None:
-    """The file of a model's tokenizer, in its directory or in the Hub's cache; None where this machine has none.
-
-    Args:
-        model: a directory or a Hub id.
-    """
+    """The file of a model's tokenizer, in its directory or in the Hub's cache; None where this machine has none."""
     if (file := Path(model) / "tokenizer.json").is_file():
         return file
     if "/" not in model:
