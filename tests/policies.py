@@ -1,4 +1,5 @@
-"""Token ids for a policy; copies of its weights and gradients, and how far two are apart; GPUs that are not here."""
+"""Token ids for a policy, and what it drew; copies of its weights and gradients, and how far two are apart; GPUs that
+are not here."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ftis.policy import Policy
+from ftis.rollouts import Rollout
 
 TRAINS: dict[str, dict[str, Any]] = {
     "full": {"train": "full"},
@@ -24,6 +26,23 @@ def rows_of(lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:
     """Random token ids, so many in each row, that every tiny model knows."""
     rng = np.random.default_rng(seed)
     return [rng.integers(4, 50, size=n).astype(np.int32) for n in lengths]
+
+
+def drawn_rows(
+    prompts: Sequence[np.ndarray], groups: Sequence[Sequence[Rollout]]
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Each rollout's prompt, its tokens and its log-probabilities."""
+    rows = [(ids, rollout) for ids, group in zip(prompts, groups, strict=True) for rollout in group]
+    return [ids for ids, _ in rows], [r.completion_ids for _, r in rows], [r.gen_logp for _, r in rows]
+
+
+def check_drawn(
+    policy: Policy, prompts: Sequence[np.ndarray], groups: Sequence[Sequence[Rollout]], atol: float = 1e-4
+) -> None:
+    """The learner gives the tokens the log-probabilities, of temperature 1, with which they were drawn."""
+    of_prompt, ids, logps = drawn_rows(prompts, groups)
+    for drawn, learned in zip(logps, policy.logps(of_prompt, ids, 1.0), strict=True):
+        np.testing.assert_allclose(drawn, learned, atol=atol)
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:

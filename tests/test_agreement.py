@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from conftest import TinyPolicy
-from policies import rows_of
+from policies import check_drawn, drawn_rows, rows_of
 from test_lengths import by_prefixes
 from torch import Tensor
 
@@ -36,6 +37,11 @@ SLOW = {
 """How each kind of model samples, if the built-in sampler does not fit it."""
 
 
+@pytest.fixture
+def policy(tiny_policy: TinyPolicy) -> Policy:
+    return tiny_policy()
+
+
 @pytest.mark.parametrize("kind", SLOW)
 def test_sampler_and_learner_give_the_log_probabilities_of_a_row_by_itself(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)
@@ -44,19 +50,14 @@ def test_sampler_and_learner_give_the_log_probabilities_of_a_row_by_itself(kind:
     assert getattr(sampler, "slow", None) == SLOW[kind]
     prompts, decoding = rows_of((3, 14, 7, 16, 17, 20, 3)), Decoding(18)
     groups = sampler(policy, prompts, 3, decoding, 0)
-    rows = [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
-    assert len({len(rollout) for _, rollout in rows}) > 3
-    learner = policy.logps([prompt for prompt, _ in rows], [rollout.completion_ids for _, rollout in rows], 1.0)
-    for (_, rollout), logp in zip(rows, learner, strict=True):
-        ids = rollout.completion_ids.tolist()
-        assert not ENDS.intersection(ids[:-1])
+    check_drawn(policy, prompts, groups, atol=2e-4)
+    rows = list(zip(*drawn_rows(prompts, groups), strict=True))
+    assert len({len(ids) for _, ids, _ in rows}) > 3
+    for _, ids, _ in rows:
+        assert not ENDS.intersection(ids[:-1].tolist())
         assert ids[-1] in ENDS or len(ids) == 18
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=2e-4)
-    for prompt, rollout in rows[::4]:
-        np.testing.assert_allclose(rollout.gen_logp, by_prefixes(policy, prompt, rollout.completion_ids), atol=2e-4)
-
-
-# --- where they do not ------------------------------------------------------------------------------------------------
+    for prompt, ids, logp in rows[::4]:
+        np.testing.assert_allclose(logp, by_prefixes(policy, prompt, ids), atol=2e-4)
 
 
 @dataclass
@@ -118,49 +119,28 @@ def test_a_trial_s_rows_become_long_though_the_first_token_would_end_them(tiny_p
     assert policy.end_ids == every
 
 
-def test_a_short_window_is_tried_though_rows_become_long(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy(model={"my_window": 100, "max_position_embeddings": 4096})
-    drawn: set[int] = set()
-
-    def noted(
-        policy: Policy, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
-    ) -> list[tuple[Rollout, ...]]:
-        drawn.update(map(len, prompt_ids))
-        return builtin_sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
-
-    trial(policy, noted, 2800)
-    assert {96, 2792} <= drawn
-
-
-@pytest.mark.parametrize(("longest", "tried"), [(600, True), (299, False)])
+@pytest.mark.parametrize(("window", "longest", "tried"), [(300, 600, True), (300, 299, False), (100, 900, True)])
 def test_a_length_beyond_the_tokens_of_a_trial_is_tried_if_rows_reach_it(
-    longest: int, tried: bool, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
+    window: int, longest: int, tried: bool, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model computes otherwise around that length alone, so that the longest row does not show it."""
     monkeypatch.setitem(TRIED_TOKENS, "cpu", 256)
-    policy = tiny_policy(model={"my_window": 300, "max_position_embeddings": 1024})
-    assert (trial(policy, OffBeyond(299, places=2), longest).sampler > 0.5) == tried
+    policy = tiny_policy(model={"my_window": window, "max_position_embeddings": 1024})
+    assert (trial(policy, OffBeyond(window - 1, places=2), longest).sampler > 0.5) == tried
 
 
-def test_in_float32_the_first_round_is_held_to_the_policy_s_own_arithmetic(tiny_policy: TinyPolicy) -> None:
-    policy, prompts = tiny_policy(), rows_of((3, 9, 5))
+def test_in_float32_the_policy_s_own_arithmetic_is_held_to_each_token(policy: Policy) -> None:
+    prompts = rows_of((3, 9, 5))
     off = OffBeyond(0, by=0.05)(policy, prompts, 2, Decoding(8), 0)
     require_agreement(policy, prompts, off, Decoding(8))  # another engine's rounding
     with pytest.raises(ModelError, match="the sampler"):
         require_agreement(policy, prompts, off, Decoding(8), in_place=True)
     assert open_sampler("auto", policy).in_place  # type: ignore[attr-defined]
-
-
-def test_a_sampler_that_is_right_for_one_row_at_a_time_is_found_out(tiny_policy: TinyPolicy) -> None:
-    assert trial(tiny_policy(), OffBeyond(0, rollout=1), 32).sampler > 0.5
-
-
-def test_in_float32_one_token_of_a_row_is_enough(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
     found = trial(policy, OffBeyond(31, by=0.02), 32)  # the row's last token alone
     assert found.sampler == pytest.approx(0.02, abs=1e-4)
     with pytest.raises(ModelError, match="the sampler"):
         found.refuse(policy)
+    assert trial(policy, OffBeyond(0, rollout=1), 32).sampler > 0.5  # though right for one row at a time
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -175,15 +155,12 @@ def test_one_token_of_a_long_row_is_enough(dtype: str, in_place: bool, tiny_poli
         require_agreement(policy, prompts, groups, decoding, in_place)
 
 
-def test_a_learner_that_no_sampler_mends_is_refused_at_once(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, learner = tiny_policy(), tiny_policy(model={"seed": 1})
-    monkeypatch.setattr(policy, "logps", learner.logps)
-    drawn: list[int] = []
+def test_a_learner_that_no_sampler_mends_is_refused(tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, never = tiny_policy(), Mock()
+    monkeypatch.setattr(policy, "logps", tiny_policy(model={"seed": 1}).logps)
     with pytest.raises(ModelError, match="the learner"):
-        _first_that_agrees(policy, [InPlace(builtin_sampler), InPlace(lambda *_: drawn.append(1))], 32)  # type: ignore[arg-type]
-    assert not drawn
+        _first_that_agrees(policy, [InPlace(builtin_sampler), InPlace(never)], 32)
+    never.assert_not_called()
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mixtral", "qwen3.5", "granite4", "minimax", "recurrent-gemma"])
@@ -191,8 +168,7 @@ def test_padding_in_front_is_seen_by_models_that_mix_it_into_their_states(kind: 
     assert sees_padding(tiny_policy(kind)) == (kind == "recurrent-gemma")
 
 
-def test_the_first_way_that_agrees_is_taken(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
+def test_the_first_way_that_agrees_is_taken(policy: Policy) -> None:
     off, on = InPlace(OffBeyond(0)), InPlace(builtin_sampler, slow="slowly")
     assert _first_that_agrees(policy, [off, on], 32) is on
     little = InPlace(OffBeyond(0, by=0.005))  # more than a learner takes for its own, and no other policy
@@ -213,8 +189,7 @@ def test_no_sampler_that_was_tried_is_offered(
     assert ("sampling.sampler" in str(caught.value)) == offered
 
 
-def test_a_learner_that_differs_runs_rows_as_they_are(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
+def test_a_learner_that_differs_runs_rows_as_they_are(policy: Policy) -> None:
     expected = policy.logps(rows_of((3, 9)), rows_of((4, 5)), 1.0)
     policy.forward = Scaled(policy.forward)
     open_sampler("auto", policy)
@@ -253,8 +228,8 @@ def test_what_differs_is_named(
 
 
 @pytest.mark.parametrize("decoding", [Decoding(6, top_k=2), Decoding(6, 0.7, top_p=0.3), Decoding(6, 2.0, 20, 0.5)])
-def test_a_token_that_top_k_or_top_p_leave_out_is_a_difference(decoding: Decoding, tiny_policy: TinyPolicy) -> None:
-    policy, prompts = tiny_policy(), rows_of((3, 9))
+def test_a_token_that_top_k_or_top_p_leave_out_is_a_difference(decoding: Decoding, policy: Policy) -> None:
+    prompts = rows_of((3, 9))
     policy.end_ids = frozenset()
     groups = builtin_sampler(policy, prompts, 1, decoding, 0)
     require_agreement(policy, prompts, groups, decoding, in_place=True)
@@ -331,18 +306,12 @@ def test_rounding_is_looked_at_over_some_rows_at_the_temperature_of_sampling(
     tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shortest and the longest row alone may hold a few tokens that happen to round little."""
-    looked: list[tuple[int, float]] = []
-
-    def at(policy: Policy, rows: Rows, temperature: float) -> float:
-        looked.append((len(rows.completions), temperature))
-        return 0.1
-
-    monkeypatch.setattr(agreement, "rounding", at)
+    monkeypatch.setattr(agreement, "rounding", looked := Mock(return_value=0.1))
     policy, prompts = tiny_policy(dtype="bfloat16"), rows_of(range(4, 44))
     ids = rows_of([30])[0]
     plain = plain_logps(policy, Rows(prompts, [ids] * 40), [Decoding(30, 0.7)])[0]
     groups = [(Rollout(ids, logp - 0.3),) for logp in plain]
     require_agreement(policy, prompts, groups, Decoding(30, 0.7), in_place=True)
-    ((rows, temperature),) = looked
-    assert 8 <= rows <= 16
+    ((_, rows, temperature),) = (call.args for call in looked.call_args_list)
+    assert 8 <= len(rows.completions) <= 16
     assert temperature == 0.7

@@ -124,9 +124,7 @@ ROWS = st.lists(st.tuples(st.integers(1, 24), st.integers(1, 24)), min_size=1, m
 
 @settings(max_examples=8, deadline=None)
 @given(ROWS, st.sampled_from(WITH))
-def test_a_row_has_the_numbers_that_it_has_by_itself(
-    tiny_policy: TinyPolicy, lengths: list[tuple[int, int]], kind: str
-) -> None:
+def test_a_row_has_the_numbers_it_has_alone(tiny_policy: TinyPolicy, lengths: list[tuple[int, int]], kind: str) -> None:
     policy = tiny_policy(kind)
     prompts, completions = (rows_of(side, seed) for seed, side in enumerate(zip(*lengths, strict=True)))
     for found, prompt, completion in zip(policy.logps(prompts, completions, 1.0), prompts, completions, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TinyPolicy, assert_one_line
-from policies import weights
+from policies import drawn_rows, weights
 
 from ftis.check.memory import Shape, _weights, checkpoint_bytes
 from ftis.config import PeerConfig, RecipeError
@@ -30,26 +30,21 @@ LORA: dict[str, Any] = {"train": "lora", "lora_r": 4, "lora_alpha": 8, "learning
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 """bitsandbytes packs blocks of 64 numbers, and keeps moments of fewer than 4,096 in float32."""
 PROMPTS = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 6)]
+COMPLETIONS = [np.array([7, 8, 2], np.int32)] * 2
 
 
 def learner_gap(policy: Policy) -> float:
     """The mean difference between log-probabilities of the sampler and of the learner."""
-    groups = builtin_sampler(policy, PROMPTS, 4, Decoding(8), 0)
-    rows = [(prompt, rollout) for prompt, group in zip(PROMPTS, groups, strict=True) for rollout in group]
-    found = policy.logps([prompt for prompt, _ in rows], [rollout.completion_ids for _, rollout in rows], 1.0)
-    return float(np.abs(np.concatenate(found) - np.concatenate([rollout.gen_logp for _, rollout in rows])).mean())
+    prompts, ids, drawn = drawn_rows(PROMPTS, builtin_sampler(policy, PROMPTS, 4, Decoding(8), 0))
+    return float(np.abs(np.concatenate(policy.logps(prompts, ids, 1.0)) - np.concatenate(drawn)).mean())
 
 
 def one_step(policy: Policy) -> None:
-    completions = [np.array([7, 8, 2], np.int32)] * 2
-    policy.step(PROMPTS, completions, 1.0, lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum())
+    policy.step(PROMPTS, COMPLETIONS, 1.0, lambda logp, mask, rows: -torch.where(mask, logp, 0.0).sum())
 
 
 def changed(before: dict[str, torch.Tensor], policy: Policy) -> set[str]:
     return {name for name, value in weights(policy).items() if not torch.equal(value, before[name])}
-
-
-# --- what is not trained ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed_from", [0, 2**18])
@@ -69,20 +64,13 @@ def test_frozen_matrices_in_bfloat16(
         for parameter in rounded.model.parameters():
             if not parameter.requires_grad and parameter.dim() > 1:
                 parameter.copy_(parameter.to(torch.bfloat16))
-    completions = [np.array([7, 8, 2], np.int32)] * 2
-    for low, full in zip(*(p.logps(PROMPTS, completions, 1.0) for p in (policy, rounded)), strict=True):
+    for low, full in zip(*(p.logps(PROMPTS, COMPLETIONS, 1.0) for p in (policy, rounded)), strict=True):
         np.testing.assert_allclose(low, full, atol=0.05)  # the embeddings are cast once more or less
     assert learner_gap(policy) < 0.1
     before = weights(policy)
     one_step(policy)
     assert {name for name in before if "lora_B" in name} <= changed(before, policy)
     assert all("lora_" in name for name in changed(before, policy))
-
-
-def test_bfloat16_weights_need_bfloat16_arithmetic(tiny_policy: TinyPolicy) -> None:
-    with pytest.raises(ModelError) as caught:
-        tiny_policy(**LORA, dtype="float32", frozen_dtype="bfloat16")
-    assert_one_line(caught, "peer 'tiny'", 'dtype = "bfloat16"')
 
 
 def test_only_what_is_under_an_adapter_is_frozen() -> None:
@@ -99,8 +87,7 @@ def test_linear_layers_in_four_bits(tiny_policy: TinyPolicy, tmp_path: Path) -> 
     assert len(packed) == 14  # seven of each layer, and not the embeddings
     assert not fuses(policy.model)
     exact = tiny_policy(model=WIDE, **LORA)
-    completions = [np.array([7, 8, 2], np.int32)] * 2
-    low, full = (np.concatenate(p.logps(PROMPTS, completions, 1.0)) for p in (policy, exact))
+    low, full = (np.concatenate(p.logps(PROMPTS, COMPLETIONS, 1.0)) for p in (policy, exact))
     assert 0 < np.abs(low - full).mean() < 2  # random weights: coarse, and the same model
     assert learner_gap(policy) < 1e-3
     before = weights(policy)
@@ -120,26 +107,16 @@ def test_adapters_on_one_base_in_four_bits_share_it_and_train_apart(tiny_policy:
     packed = [(p, o) for p, o in zip(frozen, others, strict=True) if p.dtype == torch.uint8]
     assert len(packed) == 14
     assert all(p.quant_state.absmax is o.quant_state.absmax for p, o in packed)
-    completions = [np.array([7, 8, 2], np.int32)] * 2
-    before = second.logps(PROMPTS, completions, 1.0)
+    before = second.logps(PROMPTS, COMPLETIONS, 1.0)
     one_step(first)
-    for was, now in zip(before, second.logps(PROMPTS, completions, 1.0), strict=True):
+    for was, now in zip(before, second.logps(PROMPTS, COMPLETIONS, 1.0), strict=True):
         np.testing.assert_array_equal(was, now)
-
-
-def test_equal_bits_under_other_scales_are_another_base(tiny_policy: TinyPolicy) -> None:
-    pytest.importorskip("bitsandbytes")
-    first, second = (tiny_policy(model=WIDE, **LORA, frozen_dtype="nf4") for _ in range(2))
-    weight = next(p for p in second.model.parameters() if p.dtype == torch.uint8)
+    weight = packed[0][1]  # equal bits under other scales are another base
     weight.data = weight.data.clone()
-    weight.quant_state.absmax = 2 * weight.quant_state.absmax
-    doubled = weight.quant_state.absmax.clone()
+    weight.quant_state.absmax = doubled = 2 * weight.quant_state.absmax
     share_frozen(second.model)
-    assert weight.data_ptr() not in {p.data_ptr() for p in first.model.parameters()}
+    assert weight.data_ptr() not in {p.data_ptr() for p in frozen}
     assert torch.equal(weight.quant_state.absmax, doubled)
-
-
-# --- moments ----------------------------------------------------------------------------------------------------------
 
 
 def test_moments_in_eight_bits_step_as_adamw_does(tiny_policy: TinyPolicy) -> None:
@@ -158,23 +135,12 @@ def test_moments_in_eight_bits_step_as_adamw_does(tiny_policy: TinyPolicy) -> No
     assert not torch.equal(moved, expected)
 
 
-def test_moments_in_eight_bits_are_resumed(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    policy = tiny_policy(model=WIDE, optim="adamw_8bit", learning_rate=1e-3)
-    one_step(policy)
-    checkpoint.save(tmp_path, policy, Cursor(step=1), keep=1)
-    again, _, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
-    for one in (policy, again):
-        one_step(one)
-    assert not changed(weights(policy), again)
-
-
-def test_paged_moments_are_resumed_into_pages(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+def test_moments_in_eight_bits_are_resumed_and_paged_ones_into_pages(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
     library = pytest.importorskip("bitsandbytes")
     policy = tiny_policy(model=WIDE, optim="adamw_8bit", learning_rate=1e-3)
     one_step(policy)
     checkpoint.save(tmp_path, policy, Cursor(step=1), keep=1)
-    again, _, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+    resumed, again = (checkpoint.load(tmp_path, 1, policy.config, policy.config.model)[0] for _ in range(2))
     pages: list[torch.Tensor] = []
 
     class Paged(library.optim.AdamW8bit):  # type: ignore[misc, name-defined]
@@ -190,16 +156,25 @@ def test_paged_moments_are_resumed_into_pages(tiny_policy: TinyPolicy, tmp_path:
     moments = [of[moment] for of in again.optimizer.state.values() for moment in ("state1", "state2")]
     assert len(pages) == len(moments) == 2 * len(again.trainable)
     assert all(one is other for one, other in zip(pages, moments, strict=True))
-    for one in (policy, again):
+    for one in (policy, resumed, again):
         one_step(one)
+    assert not changed(weights(policy), resumed)
     assert not changed(weights(policy), again)
 
 
-def test_paged_moments_need_a_gpu(tiny_policy: TinyPolicy) -> None:
-    pytest.importorskip("bitsandbytes")
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [
+        ({**LORA, "frozen_dtype": "bfloat16"}, ('dtype = "bfloat16"',)),  # with arithmetic in float32
+        ({"optim": "paged_adamw_8bit"}, ('optim = "adamw_8bit"', "device is cpu")),
+    ],
+)
+def test_a_precision_that_this_device_lacks_is_refused(
+    peer: dict[str, Any], words: tuple[str, ...], tiny_policy: TinyPolicy
+) -> None:
     with pytest.raises(ModelError) as caught:
-        tiny_policy(optim="paged_adamw_8bit", device="cpu")
-    assert_one_line(caught, "peer 'tiny'", 'optim = "adamw_8bit"', "device is cpu")
+        tiny_policy(**peer)
+    assert_one_line(caught, "peer 'tiny'", *words)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -221,16 +196,11 @@ def test_slots_have_the_compute_dtype(kind: str, tiny_policy: TinyPolicy, monkey
 
 
 @pytest.mark.parametrize("setting", [{"optim": "adamw_8bit"}, {"frozen_dtype": "nf4", **LORA}])
-def test_without_bitsandbytes(
-    setting: dict[str, Any], tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bitsandbytes(setting: dict[str, Any], tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ModelError) as caught:
         tiny_policy(**setting)
     assert_one_line(caught, "peer 'tiny'", next(iter(setting)), "pip install 'ftis-rl[bitsandbytes]'")
-
-
-# --- what they take ---------------------------------------------------------------------------------------------------
 
 
 def test_what_weights_and_checkpoints_take() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,7 +16,7 @@ import torch
 from conftest import TinyPolicy, assert_one_line, make_tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from policies import rows_of
+from policies import check_drawn, drawn_rows, rows_of
 from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -24,10 +24,10 @@ from ftis.config import PeerConfig, RecipeError, SamplingConfig
 from ftis.engines import slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
-from ftis.engines.generate import _generated, generate_sampler
+from ftis.engines.generate import generate_sampler
 from ftis.engines.rows import SHARED_FROM, whole_rows
 from ftis.engines.samplers import open_sampler
-from ftis.engines.slots import SlotCache
+from ftis.engines.slots import Room, SlotCache
 from ftis.policy import ModelError, Policy
 from ftis.rollouts import Rollout
 from ftis.sampling import Decoding, Draw, Sampler
@@ -57,6 +57,11 @@ POISON = {
 PROMPTS = rows_of((3, 9, 5, 9, 1, 7))
 
 
+@pytest.fixture
+def policy(tiny_policy: TinyPolicy) -> Policy:
+    return tiny_policy()
+
+
 def flat(groups: list[tuple[Rollout, ...]]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group]
 
@@ -65,20 +70,9 @@ def tokens(groups: list[tuple[Rollout, ...]]) -> list[list[list[int]]]:
     return [[rollout.completion_ids.tolist() for rollout in group] for group in groups]
 
 
-def learner_logps(policy: Policy, prompts: list[np.ndarray], groups: list[tuple[Rollout, ...]], t: float) -> list[Any]:
-    repeated = [p for p, group in zip(prompts, groups, strict=True) for _ in group]
-    return policy.logps(repeated, [r.completion_ids for r in flat(groups)], t)
-
-
 def capture_steps(patch: pytest.MonkeyPatch) -> None:
     """Let steps be those that a GPU would capture, over all slots, here taken as they are."""
-    begin = _Rows.__init__
-
-    def capturing(self: _Rows, *arguments: Any) -> None:
-        begin(self, *arguments)
-        self.captures = True
-
-    patch.setattr(_Rows, "__init__", capturing)
+    patch.setattr(_Rows, "captures", property(lambda rows: True, lambda rows, value: None), raising=False)
 
 
 def check_ends(rollout: Rollout, ends: frozenset[int], longest: int) -> None:
@@ -138,20 +132,9 @@ def test_greedy_text_is_the_same_however_it_is_drawn(
             capture_steps(patch)
         groups = sampler(policy, prompts, repeats, decoding, 0, batch_size)
     assert tokens(groups) == [[ids] * repeats for ids in expected]
-    for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    check_drawn(policy, prompts, groups)
+    for rollout in flat(groups):
         check_ends(rollout, ENDS, 12)
-
-
-def test_greedy_log_probabilities_are_those_of_temperature_1_and_every_token_the_likeliest(
-    tiny_policy: TinyPolicy,
-) -> None:
-    policy = tiny_policy()
-    groups = builtin_sampler(policy, PROMPTS, 1, Decoding(6, 0.0, top_k=1, top_p=0.1), 0)
-    for prompt, rollout in zip(PROMPTS, flat(groups), strict=True):
-        logits = full_logits(policy, prompt, rollout)
-        assert rollout.completion_ids.tolist() == logits.argmax(-1).tolist()
-        assert (rollout.gen_logp < -1e-3).any()  # not those of a point mass
 
 
 @SAMPLERS
@@ -162,8 +145,7 @@ def test_a_lora_policy_is_sampled_with_its_adapter(sampler: Sampler, tiny_policy
     policy.step(PROMPTS, completions, 1.0, lambda logp, mask, rows: -logp.sum())
     groups = sampler(policy, PROMPTS, 2, Decoding(10), 0)
     assert tokens(groups) != untrained
-    for rollout, logp in zip(flat(groups), learner_logps(policy, PROMPTS, groups, 1.0), strict=True):
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    check_drawn(policy, PROMPTS, groups)
 
 
 # --- truncation -------------------------------------------------------------------------------------------------------
@@ -194,8 +176,7 @@ def warped(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> 
 
 
 @SAMPLERS
-def test_log_probabilities_are_those_of_the_truncated_distribution(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
+def test_log_probabilities_are_those_of_the_truncated_distribution(sampler: Sampler, policy: Policy) -> None:
     policy.end_ids = ENDS
     settings = [(1.0, 3, 1.0), (1.0, 0, 0.8), (0.7, 5, 0.9), (1.5, 4, 0.5), (1.0, 1, 1.0), (1.0, 1000, 1.0)]
     for temperature, top_k, top_p in [*settings, (0.5, 0, 1.0)]:
@@ -211,6 +192,11 @@ def test_log_probabilities_are_those_of_the_truncated_distribution(sampler: Samp
                     assert logp == pytest.approx(np.log(expected), abs=1e-4)
                     changed = max(changed, expected - warped(row, temperature, 0, 1.0)[token])
         assert (changed > 0.02) == (0 < top_k < 1000 or top_p < 1)
+    greedy = sampler(policy, PROMPTS, 1, Decoding(6, 0.0, top_k=1, top_p=0.1), 0)
+    for prompt, rollout in zip(PROMPTS, flat(greedy), strict=True):
+        logits = full_logits(policy, prompt, rollout)
+        assert rollout.completion_ids.tolist() == logits.argmax(-1).tolist()
+        assert (rollout.gen_logp < -1e-3).any()  # those of temperature 1, not of a point mass
 
 
 # --- a model whose distribution is known exactly ----------------------------------------------------------------------
@@ -219,7 +205,7 @@ N_STATES = 8
 END = 2
 
 
-def known_policy(seed: int = 0) -> tuple[Policy, np.ndarray]:
+def known_policy() -> tuple[Policy, np.ndarray]:
     """A real Qwen2 with weights set by hand so that the next token depends on the last one alone.
 
     Attention and MLP write nothing, the embedding is the identity, and the normalisation turns e_i into √V e_i (up to
@@ -228,35 +214,33 @@ def known_policy(seed: int = 0) -> tuple[Policy, np.ndarray]:
     Returns:
         the policy, and its table of probabilities [last token, next token].
     """
-    config = Qwen2Config(
-        vocab_size=N_STATES,
-        hidden_size=N_STATES,
-        intermediate_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        eos_token_id=END,
-        pad_token_id=0,
-        bos_token_id=1,
-    )
+    sizes: dict[str, Any] = {"vocab_size": N_STATES, "hidden_size": N_STATES, "intermediate_size": 4}
+    heads: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    special: dict[str, Any] = {"eos_token_id": END, "pad_token_id": 0, "bos_token_id": 1, "tie_word_embeddings": False}
+    config = Qwen2Config(**sizes, **heads, **special, max_position_embeddings=64)
     model = Qwen2ForCausalLM(config)
-    table = np.random.default_rng(seed).normal(0, 1.2, size=(N_STATES, N_STATES)).astype(np.float32)
+    table = np.random.default_rng(0).normal(0, 1.2, size=(N_STATES, N_STATES)).astype(np.float32)
     scale = np.sqrt(N_STATES / (1 + N_STATES * config.rms_norm_eps))
     with torch.no_grad():
         layer = model.model.layers[0]
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-        model.model.norm.weight.fill_(1.0)
         model.model.embed_tokens.weight.copy_(torch.eye(N_STATES))
         model.lm_head.weight.copy_(torch.from_numpy(table.T / scale))
-    config_of_peer = PeerConfig(name="known", model="known", device="cpu", dtype="float32")
-    policy = Policy(model, make_tokenizer(), config_of_peer)
+    policy = Policy(model, make_tokenizer(), PeerConfig(name="known", model="known", device="cpu", dtype="float32"))
     assert policy.end_ids == {END}
     logits = table.astype(np.float64)
     p = np.exp(logits - logits.max(-1, keepdims=True))
     return policy, p / p.sum(-1, keepdims=True)
+
+
+def transitions(prompts: list[np.ndarray], groups: list[tuple[Rollout, ...]]) -> dict[int, Counter[int]]:
+    """How often each state came after each."""
+    counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for prompt, ids, _ in zip(*drawn_rows(prompts, groups), strict=True):
+        for before, after in itertools.pairwise([int(prompt[-1]), *ids.tolist()]):
+            counts[before][after] += 1
+    return counts
 
 
 @SAMPLERS
@@ -270,18 +254,10 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(
     table = np.stack([warped(np.log(row), decoding.temperature, decoding.top_k, decoding.top_p) for row in p])
     # Two prompts of unequal length, so that padding and compaction are in play.
     prompts = [np.array([1, 4], np.int32), np.array([1, 3, 3, 5], np.int32)]
-    transitions: Counter[tuple[int, int]] = Counter()
-    firsts: dict[int, Counter[int]] = {}
-    for prompt, group in zip(prompts, sampler(policy, prompts, 3000, decoding, 7), strict=True):
-        firsts[int(prompt[-1])] = Counter(int(r.completion_ids[0]) for r in group)
-        for rollout in group:
-            ids = [int(prompt[-1]), *rollout.completion_ids.tolist()]
-            transitions.update(itertools.pairwise(ids))
-    assert not any(before == END for before, _ in transitions)
-
-    by_state: dict[int, Counter[int]] = {before: Counter() for before, _ in transitions}
-    for (before, after), count in transitions.items():
-        by_state[before][after] = count
+    groups = sampler(policy, prompts, 3000, decoding, 7)
+    firsts = {int(p[-1]): Counter(int(r.completion_ids[0]) for r in g) for p, g in zip(prompts, groups, strict=True)}
+    by_state = transitions(prompts, groups)
+    assert END not in by_state
     assert len(by_state) >= 4
     assert p_value(firsts, table) > 1e-3
     assert p_value(by_state, table) > 1e-3
@@ -336,11 +312,12 @@ def p_value(counts: dict[int, Counter[int]], table: np.ndarray) -> float:
 
 
 @SAMPLERS
-def test_rollouts_of_one_prompt_are_independent_draws(sampler: Sampler) -> None:
-    """Not one draw repeated, nor the same draw in every group."""
+@pytest.mark.parametrize("batch_size", [0, 400])
+def test_rollouts_of_one_prompt_are_independent_draws(sampler: Sampler, batch_size: int) -> None:
+    """Not one draw repeated, nor the same draw in every group or batch."""
     policy, p = known_policy()
     prompt = np.array([1, 4], np.int32)
-    first, second = sampler(policy, [prompt, prompt], 400, Decoding(1), 5)
+    first, second = sampler(policy, [prompt, prompt], 400, Decoding(1), 5, batch_size)
     a = np.array([r.completion_ids[0] for r in first])
     b = np.array([r.completion_ids[0] for r in second])
     agreement = float((p[4] ** 2).sum())
@@ -352,24 +329,19 @@ def test_rollouts_of_one_prompt_are_independent_draws(sampler: Sampler) -> None:
 
 
 @SAMPLERS
-def test_a_row_may_end_at_once_and_the_longest_may_be_one_token(sampler: Sampler) -> None:
-    policy, _ = known_policy()
-    policy.end_ids = frozenset(range(N_STATES))
-    groups = sampler(policy, [np.array([1, 4], np.int32), np.array([3], np.int32)], 3, Decoding(9), 0)
-    assert [[len(r) for r in group] for group in groups] == [[1, 1, 1], [1, 1, 1]]
-    policy.end_ids = frozenset({END})
-    groups = sampler(policy, [np.array([1, 4], np.int32), np.array([3], np.int32)], 3, Decoding(1), 0)
-    assert [[len(r) for r in group] for group in groups] == [[1, 1, 1], [1, 1, 1]]
-
-
-@SAMPLERS
-def test_any_of_several_end_of_sequence_ids_ends_a_row(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
+def test_a_row_ends_at_any_end_or_at_once_and_may_have_one_token(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(model={"generation_config": {"eos_token_id": sorted(ENDS - {2})}})
     assert policy.end_ids == ENDS  # those of the directory and the tokenizer's
     rollouts = flat(sampler(policy, PROMPTS, 12, Decoding(24), 0))
     assert len({int(r.completion_ids[-1]) for r in rollouts} & ENDS) > 1
     for rollout in rollouts:
         check_ends(rollout, ENDS, 24)
+    policy, _ = known_policy()
+    prompts = [np.array([1, 4], np.int32), np.array([3], np.int32)]
+    for ends, longest in ((range(N_STATES), 9), ([END], 1)):
+        policy.end_ids = frozenset(ends)
+        groups = sampler(policy, prompts, 3, Decoding(longest), 0)
+        assert [[len(r) for r in group] for group in groups] == [[1, 1, 1], [1, 1, 1]]
 
 
 # --- groups, seeds, chunks --------------------------------------------------------------------------------------------
@@ -395,18 +367,13 @@ def test_a_policy_learns_after_sampling_beyond_its_models_positions(rope: str, t
     policy = tiny_policy("llama", model={"max_position_embeddings": 8, "rope_parameters": parameters})
     prompts = rows_of((5, 7))
     groups = builtin_sampler(policy, prompts, 2, Decoding(16), 0)
-    rows = [
-        (prompt, rollout.completion_ids) for prompt, group in zip(prompts, groups, strict=True) for rollout in group
-    ]
-    assert max(len(prompt) + len(completion) for prompt, completion in rows) > 8
-    prompts, completions = ([row[i] for row in rows] for i in range(2))
-    norm = policy.step(prompts, completions, 1.0, lambda logp_nT, mask_nT, of: (logp_nT * mask_nT).sum())
-    assert norm > 0
+    prompts, completions, _ = drawn_rows(prompts, groups)
+    assert max(len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)) > 8
+    assert policy.step(prompts, completions, 1.0, lambda logp_nT, mask_nT, of: (logp_nT * mask_nT).sum()) > 0
 
 
 @SAMPLERS
-def test_sampling_depends_on_its_seed_alone(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
+def test_sampling_depends_on_its_seed_alone(sampler: Sampler, policy: Policy) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = sampler(policy, PROMPTS, 3, Decoding(10), 5)
@@ -421,34 +388,9 @@ def test_sampling_depends_on_its_seed_alone(sampler: Sampler, tiny_policy: TinyP
     assert others[0] != others[1] != others[2]
 
 
-def test_generate_takes_whole_groups_within_the_batch_size(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes, seeds = [], []
-
-    def recording(policy: Any, prompt_ids: Any, repeats: int, decoding: Decoding, seed: int, *rest: Any) -> Any:
-        sizes.append(len(prompt_ids))
-        seeds.append(seed)
-        return _generated(policy, prompt_ids, repeats, decoding, seed, *rest)
-
-    monkeypatch.setattr("ftis.engines.generate._generated", recording)
-    for batch_size in (0, 100, 28, 27, 12, 8, 4, 1):
-        groups = generate_sampler(tiny_policy(), rows_of((3,) * 7), 4, Decoding(1), 50, batch_size)
-        most = max(1, (batch_size or 28) // 4)
-        assert sum(sizes) == 7
-        assert len(sizes) == -(-7 // most)
-        assert max(sizes) == min(7, most)
-        assert len(set(seeds)) == len(seeds)  # batches that drew the same numbers would repeat one another
-        assert [len(group) for group in groups] == [4] * 7
-        sizes.clear()
-        seeds.clear()
-
-
 @SAMPLERS
-def test_no_more_completions_are_drawn_at_a_time_than_fit(
-    sampler: Draw, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, prompts, largest = tiny_policy(), rows_of((3, 9, 5, 9, 1, 7)), [0]
+def test_no_more_are_drawn_at_a_time_than_fit(sampler: Draw, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, largest = rows_of((3, 9, 5, 9, 1, 7)), [0]
     policy.model.register_forward_hook(lambda _, __, output: largest.append(len(output.logits)))
     monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)  # its steps do not call the model
     expected = tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0))
@@ -463,11 +405,9 @@ def test_no_more_completions_are_drawn_at_a_time_than_fit(
     assert tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0)) == expected
 
 
-def test_a_cache_whose_rows_are_taken_over_stays_within_its_bytes(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_whose_rows_are_taken_over_stays_within_bytes(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of prompts that waited begin behind those still being drawn, so all rows have more places."""
-    policy, prompts, taken, places = tiny_policy(), rows_of((3, 9, 5, 9, 1, 7, 2, 9, 4, 6)), [0], [0]
+    prompts, taken, places = rows_of((3, 9, 5, 9, 1, 7, 2, 9, 4, 6)), [0], [0]
     policy.end_ids = ENDS
     put_before, caches = SlotCache.put_before, list[SlotCache]()
     zeros = torch.Tensor.new_zeros
@@ -495,30 +435,22 @@ def test_a_cache_whose_rows_are_taken_over_stays_within_its_bytes(
     assert within / 2 < max(taken) <= within
 
 
-def of_three_layers() -> tuple[Qwen2Config, int, int]:
-    """A configuration, and the bytes of its rows of 10 + 20 and of 10 + 2 · 20 tokens."""
+def test_what_completions_take_and_how_many_of_them_fit() -> None:
     sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 3}
     config = Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
-    return config, slots.row_bytes(config, 10 + 20, 4), slots.row_bytes(config, 10 + 2 * 20, 4)
-
-
-def test_rows_that_wait_for_a_place_take_more_of_them() -> None:
-    config, short, long = of_three_layers()
+    room = Room(config, longest=10, steps=20, number=4, within=0)
+    short, long = slots.row_bytes(config, 10 + 20, 4), slots.row_bytes(config, 10 + 2 * 20, 4)
     for groups, repeats, most, within, expected in (
         (8, 1, 8, 8 * short, (8, short)),
-        (9, 1, 9, 8 * short, (8 * short // long, long)),
+        (9, 1, 9, 8 * short, (8 * short // long, long)),  # rows that wait for a place take more of them
         (9, 1, 4, 8 * long, (4, long)),
         (9, 1, 9, 1, (1, long)),
         (3, 4, 12, 12 * short, (3, short)),
         (3, 4, 7, 12 * short, (1, long)),
         (3, 4, 2, 12 * short, (1, long)),  # batch_size parts no group
     ):
-        assert slots.groups_within(config, 10, 20, 4, groups, repeats, most, within) == expected
-    assert slots.groups_within(config, 10, 20, 4, 9, 1, 9, 8 * short, refills=False) == (8, short)
-
-
-def test_a_group_is_parted_where_it_does_not_fit() -> None:
-    config, short, long = of_three_layers()
+        assert replace(room, within=within).at_a_time(groups, repeats, most) == expected
+    assert replace(room, within=8 * short, refills=False).at_a_time(9, 1, 9) == (8, short)
     for repeats, within, parts in (
         (12, 12 * short, 1),
         (12, 12 * short - 1, 2),
@@ -530,49 +462,22 @@ def test_a_group_is_parted_where_it_does_not_fit() -> None:
         (7, 3 * long, 3),
         (1, 1, 1),
     ):
-        assert slots.parts_of_a_group(config, 10, 20, 4, repeats, within) == parts
-    assert slots.parts_of_a_group(config, 10, 20, 4, 12, 6 * short, refills=False) == 2
+        assert replace(room, within=within).parts(repeats) == parts
+    assert replace(room, within=6 * short, refills=False).parts(12) == 2
+    kept = slots.row_bytes(config, 10 + 20 - 1, 4)
+    assert [replace(room, within=8 * kept - spare).keeps(4) for spare in (0, 1)] == [True, False]
 
-
-@SAMPLERS
-def test_groups_in_parts_are_groups(sampler: Draw, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = tiny_policy()
-    policy.end_ids = ENDS
-    prompts = rows_of((3, 9, 5))
-    whole = sampler(policy, prompts, 12, Decoding(16), 0)
-    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 4 * slots.row_bytes(policy.model.config, 9 + 2 * 16, 4))
-    parted = sampler(policy, prompts, 12, Decoding(16), 0)
-    assert [len(group) for group in parted] == [12, 12, 12]
-    assert [len(group) for group in sampler(policy, prompts, 11, Decoding(16), 0)] == [11, 11, 11]
-    assert tokens(parted) != tokens(whole)  # drawn in another order
-    assert tokens(parted) == tokens(sampler(policy, prompts, 12, Decoding(16), 0))
-    for prompt, group in zip(prompts, parted, strict=True):
-        assert len({tuple(rollout.completion_ids.tolist()) for rollout in group}) > 6  # parts are no copies
-        learned = policy.logps([prompt] * 12, [rollout.completion_ids for rollout in group], 1.0)
-        for logp, rollout in zip(learned, group, strict=True):
-            np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
-
-
-def test_what_a_prefill_takes() -> None:
-    config = Qwen2Config(hidden_size=24, intermediate_size=40, num_attention_heads=4)
+    config.intermediate_size = 40
     assert slots.prefill_bytes(config, 10, 4) == 10 * (6 * 24 + 3 * 40) * 4
-    of_layers = SimpleNamespace(hidden_size=24, intermediate_size=[30, 40], num_hidden_layers=2)  # as Gemma 3n's
-    config_of_layers = SimpleNamespace(get_text_config=lambda decoder: of_layers)
-    assert slots.prefill_bytes(config_of_layers, 10, 4) == slots.prefill_bytes(config, 10, 4)
     within = slots.PREFILL_PARTS * slots.prefill_bytes(config, 16, 4)
     assert [slots.prompts_prefilled(config, longest, 4, within) for longest in (1, 2, 5, 100)] == [16, 8, 3, 1]
-
-
-def test_what_a_completion_takes() -> None:
-    config, _, _ = of_three_layers()
     assert slots.row_bytes(config, 10, 4) == 10 * 3 * 2 * 6 * 2 * 4 + 3 * 4 * 50
     config.head_dim = 6
     config.per_layer_config = {1: {"head_dim": 16}, 2: {"num_key_value_heads": 1}}  # as Gemma 4's
     assert slots.row_bytes(config, 10, 4) == 10 * (2 * 6 + 2 * 16 + 1 * 6) * 2 * 4 + 3 * 4 * 50
 
 
-def test_what_is_in_a_slot_before_it_is_used_plays_no_part(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
+def test_what_is_in_a_slot_before_it_is_used_plays_no_part(policy: Policy) -> None:
     decoder = FusedDecoder(policy.model, torch.float32, torch.arange(8))
     n_layers, shape = len(decoder.layers), (3, decoder.n_key, 8, decoder.width)
     token, position, shown = torch.tensor([5, 9, 30]), torch.tensor([4, 4, 4]), torch.zeros(3, 1, 1, 8)
@@ -587,13 +492,11 @@ def test_what_is_in_a_slot_before_it_is_used_plays_no_part(tiny_policy: TinyPoli
     torch.testing.assert_close(found, expected)
 
 
-def test_sampling_goes_on_where_steps_cannot_be_captured(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampling_goes_on_where_steps_cannot_be_captured(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: StepGraph, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    policy, prompts = tiny_policy(), rows_of((3, 9, 5))
+    prompts = rows_of((3, 9, 5))
     expected = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0)
     capture_steps(monkeypatch)
     monkeypatch.setattr(StepGraph, "__call__", failing)
@@ -602,10 +505,7 @@ def test_sampling_goes_on_where_steps_cannot_be_captured(
     assert tokens(found) == tokens(expected)
 
 
-def test_waiting_prompts_take_the_place_of_rows_that_ended(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = tiny_policy()
+def test_waiting_prompts_take_the_place_of_rows_that_ended(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     policy.end_ids = ENDS
     prompts = rows_of((3, 9, 5, 9, 1, 7) * 5)
     batches: list[int] = []  # rows of each step
@@ -621,8 +521,8 @@ def test_waiting_prompts_take_the_place_of_rows_that_ended(
     assert batches[: len(batches) // 2].count(24) < len(batches) // 2  # it shrinks between admissions
     in_turn = sum(max(len(r) for g in groups[i : i + 8] for r in g) for i in range(0, 30, 8))
     assert len(batches) < 0.8 * in_turn
-    for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    check_drawn(policy, prompts, groups)
+    for rollout in flat(groups):
         check_ends(rollout, ENDS, 20)
 
 
@@ -659,11 +559,11 @@ def test_turns_that_go_on_are_those_that_are_read_again(
                 assert tokens(groups) == tokens(again)
                 for one, other in zip(flat(groups), flat(again), strict=True):
                     np.testing.assert_allclose(one.gen_logp, other.gen_logp, atol=1e-4)
-            pairs = [(ids, rollout) for ids, group in zip(prompts, groups, strict=True) for rollout in group]
-            random.shuffle(pairs)
-            answers = rows_of([random.randrange(5) for _ in pairs], turn)
-            rows = zip(pairs[: random.randint(1, len(pairs))], answers, strict=False)
-            prompts = [np.concatenate([ids, drawn.completion_ids, answer]) for (ids, drawn), answer in rows]
+            rows = whole_rows(prompts, groups)
+            random.shuffle(rows)
+            answers = rows_of([random.randrange(5) for _ in rows], turn)
+            going = zip(rows[: random.randint(1, len(rows))], answers, strict=False)
+            prompts = [np.concatenate(pair) for pair in going]
 
 
 def test_kept_keys_and_values_may_differ_in_heads_and_width() -> None:
@@ -681,29 +581,24 @@ def test_kept_keys_and_values_may_differ_in_heads_and_width() -> None:
             assert not put[:, :, 3:].any()
 
 
-def test_a_turn_reads_the_answer_and_the_token_before_it(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_reads_the_answer_and_the_token_before_it(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one pass, by the weights that the turn before joined."""
-    policy, decoding, read, made = tiny_policy(), Decoding(5).keeping(), list[int](), list[FusedDecoder]()
+    decoding, read, made = Decoding(5).keeping(), list[int](), list[FusedDecoder]()
     assert fuses(policy.model)
     monkeypatch.setattr(
         FusedDecoder, "read", noted(FusedDecoder.read, lambda of, token_M, *_: read.append(len(token_M)))
     )
     monkeypatch.setattr(FusedDecoder, "__init__", noted(FusedDecoder.__init__, lambda of, *_: made.append(of)))
     groups = builtin_sampler(policy, PROMPTS, 2, decoding, 0)
-    pairs = [(ids, rollout.completion_ids) for ids, group in zip(PROMPTS, groups, strict=True) for rollout in group]
-    turns = [np.concatenate([*pair, answer]) for pair, answer in zip(pairs, rows_of([1, 3] * 6), strict=True)]
+    turns = [np.concatenate(pair) for pair in zip(whole_rows(PROMPTS, groups), rows_of([1, 3] * 6), strict=True)]
     builtin_sampler(policy, turns, 1, decoding, 0)
     builtin_sampler(policy, rows_of([8]), 1, decoding, 0)  # whose beginning nobody drew
     assert read == [len(turns) * (1 + 2)]
     assert len(set(made)) == 1
 
 
-def test_a_beginning_that_all_prompts_share_is_read_once(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, by_decoder, by_model = tiny_policy(), list[int](), list[tuple[int, ...]]()
+def test_a_beginning_that_all_prompts_share_is_read_once(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_decoder, by_model = list[int](), list[tuple[int, ...]]()
     assert fuses(policy.model)
     monkeypatch.setattr(
         FusedDecoder, "read", noted(FusedDecoder.read, lambda of, token_M, *_: by_decoder.append(len(token_M)))
@@ -739,8 +634,7 @@ def test_generate_reads_answers_alone_if_the_model_keeps_keys_and_values_of_all_
     found = generate_sampler(policy, turns, 1, decoding, 0)
     assert widths[0] == (3 + 1 if alone else max(map(len, turns)))
     assert set(widths[1:]) <= {1}
-    for rollout, logp in zip(flat(found), learner_logps(policy, turns, found, 1.0), strict=True):
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    check_drawn(policy, turns, found)
 
 
 def noted(function: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
@@ -754,11 +648,7 @@ def noted(function: Callable[..., Any], note: Callable[..., Any]) -> Callable[..
 def test_with_places_taken_over_tokens_are_drawn_as_often_as_they_are_probable() -> None:
     policy, p = known_policy()
     prompts = [np.array([1] * (i % 4) + [4], np.int32) for i in range(300)]
-    counts: dict[int, Counter[int]] = {state: Counter() for state in range(N_STATES)}
-    for group in builtin_sampler(policy, prompts, 10, Decoding(6), 3, 100):
-        for rollout in group:
-            for before, after in itertools.pairwise([4, *rollout.completion_ids.tolist()]):
-                counts[before][after] += 1
+    counts = transitions(prompts, builtin_sampler(policy, prompts, 10, Decoding(6), 3, 100))
     assert p_value(counts, p) > 1e-3
     assert p_value(counts, np.roll(p, 1, axis=0)) < 1e-9
 
@@ -782,17 +672,9 @@ def test_generation_defaults_of_the_directory_never_leak(sampler: Sampler, train
         for a, b in zip(flat(expected), flat(found), strict=True):
             np.testing.assert_array_equal(a.gen_logp, b.gen_logp)
         assert inner.generation_config is stored  # hidden, not lost
-
-
-@pytest.mark.filterwarnings("default")
-def test_generation_defaults_come_back_when_sampling_fails(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = tiny_policy(model={"generation_config": POISON})
-    stored = policy.model.generation_config
     with pytest.raises(IndexError):  # an id outside the vocabulary
-        generate_sampler(policy, [np.array([10_000], np.int32)], 1, Decoding(3), 0)
-    assert policy.model.generation_config is stored
+        sampler(poisoned, [np.array([10_000], np.int32)], 1, Decoding(3), 0)
+    assert inner.generation_config is stored
 
 
 def test_the_built_in_sampler_refuses_what_it_cannot_draw(tiny_policy: TinyPolicy) -> None:
@@ -832,8 +714,7 @@ def test_rows_beyond_a_window_are_generated_where_steps_are_the_models_own(
     prompts = [np.array([1, 9, 30], np.int32), np.array([1, 9], np.int32)]
     groups = builtin_sampler(policy, prompts, 2, Decoding(length), 0)
     assert bool(called) == by_generate
-    for rollout, logp in zip(flat(groups), learner_logps(policy, prompts, groups, 1.0), strict=True):
-        np.testing.assert_allclose(rollout.gen_logp, logp, atol=1e-4)
+    check_drawn(policy, prompts, groups)
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -847,40 +728,7 @@ def test_decoding_is_read_from_the_recipe() -> None:
     assert [Decoding(1, top_k=1).truncated, Decoding(1, top_p=0.99).truncated] == [True, True]
 
 
-def test_a_cache_selects_rows_and_takes_others_in_front() -> None:
-    model = SimpleNamespace(config=Qwen2Config(num_hidden_layers=2))
-
-    def of(n_rows: int, used: int, first: float) -> tuple[SlotCache, torch.Tensor]:
-        cache = SlotCache(model, capacity=used + 2)
-        shape = (n_rows, 1, used, 2)  # rows, heads, slots, width
-        states = first + torch.arange(n_rows * used * 2, dtype=torch.float32).reshape(shape)
-        for layer in range(2):
-            keys, values = cache.update(states, -states, layer)
-            assert torch.equal(keys, states)
-            assert torch.equal(values, -states)
-        return cache, states
-
-    for used in (5, 3, 2):  # more than the old rows' span, as many, fewer
-        old, before = of(4, 4, first=100)
-        old.select(torch.tensor([0, 3]))
-        cache, after = of(1, used, first=1)
-        width = max(3, used)
-        cache.put_before(old, span=3, width=width)
-        assert cache.get_seq_length() == width
-        assert cache.capacity == width + 2
-        more = torch.full((3, 1, 1, 2), 99.0)
-        for layer in range(2):
-            keys, values = cache.update(more, -more, layer)
-            assert torch.equal(values, -keys)
-            assert torch.equal(keys[:2, :, width - 3 : width], before[[0, 3], :, 1:])
-            assert torch.equal(keys[2:, :, width - used : width], after)
-            assert torch.equal(keys[:, :, width:], more)
-
-
-def test_the_policys_precision_is_in_force_while_sampling(
-    tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = tiny_policy()
+def test_the_policys_precision_is_in_force_while_sampling(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "precision", counted := Mock(wraps=policy.precision))
     for times, sampler in enumerate((builtin_sampler, generate_sampler), 1):
         sampler(policy, PROMPTS, 1, Decoding(5), 0)
