@@ -13,10 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ftis.engines import decoder, slots
-from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import FusedDecoder, fuses
-from ftis.engines.linear import Linear, _packs
-from ftis.sampling import Decoding
+from ftis.engines.linear import Linear
 
 
 def model_of(kind: str, **settings: Any) -> Any:
@@ -111,10 +109,12 @@ def test_models_of_other_kinds_step_by_themselves(kind: str, settings: dict[str,
     assert not fuses(model_of(kind, **settings))
 
 
+UNTIED = {"tie_word_embeddings": False}
+
+
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj", "o_proj", "gate_proj", "down_proj", "lm_head")])
 def test_adapters_are_merged_in(targets: tuple[str, ...], tiny_policy: TinyPolicy) -> None:
-    untied = {"tie_word_embeddings": False}
-    policy = tiny_policy("qwen2", model=untied, train="lora", lora_r=4, lora_target_modules=targets)
+    policy = tiny_policy(model=UNTIED, train="lora", lora_r=4, lora_target_modules=targets)
     before = FusedDecoder(policy.model, torch.float32, torch.arange(8))
     for parameter in policy.trainable:
         torch.nn.init.normal_(parameter, std=0.3)
@@ -125,8 +125,7 @@ def test_adapters_are_merged_in(targets: tuple[str, ...], tiny_policy: TinyPolic
 
 def test_a_model_with_an_adapter_on_its_embeddings_steps_by_itself(tiny_policy: TinyPolicy) -> None:
     targets = ("q_proj", "embed_tokens")
-    untied = {"tie_word_embeddings": False}
-    assert not fuses(tiny_policy(model=untied, train="lora", lora_r=4, lora_target_modules=targets).model)
+    assert not fuses(tiny_policy(model=UNTIED, train="lora", lora_r=4, lora_target_modules=targets).model)
 
 
 def test_a_processor_without_bfloat16_packs_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,40 +133,6 @@ def test_a_processor_without_bfloat16_packs_no_bfloat16(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     assert not Linear.of(torch.ones(4, 4, dtype=torch.bfloat16), None).packed
     assert not Linear.of(torch.ones(4, 4, dtype=torch.float64), None).packed
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_layer_is_the_layer(dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", 0)
-    generator = torch.Generator().manual_seed(0)
-    weight, offset = torch.randn(40, 24, generator=generator), torch.randn(40, generator=generator) if bias else None
-    layer = Linear.of(weight.to(dtype), None if offset is None else offset.to(dtype))
-    assert layer.packed == _packs(dtype)
-    x, base = torch.randn(7, 24, generator=generator), torch.randn(7, 40, generator=generator)
-    expected = torch.nn.functional.linear(x, weight, offset)
-    atol = 1e-5 if dtype == torch.float32 else 0.15
-    torch.testing.assert_close(layer(x.to(dtype)).float(), expected, rtol=0.0, atol=atol)
-    torch.testing.assert_close(layer.added_to(base, x.to(dtype)), base + expected, rtol=0.0, atol=atol)
-
-
-@pytest.mark.parametrize("packed_from", [0, 2**18])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_sampler_gives_the_same_with_and_without(
-    dtype: str, packed_from: int, tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ftis.engines.linear.PACKED_FROM", packed_from)
-    policy = tiny_policy(dtype=dtype)
-    prompts = [torch.randint(4, 50, (n,)).int().numpy() for n in (3, 9, 5, 9, 1)]
-    fast = builtin_sampler(policy, prompts, 3, Decoding(8), 0)
-    monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)
-    slow = builtin_sampler(policy, prompts, 3, Decoding(8), 0)
-    tolerance = 1e-4 if dtype == "float32" else 0.2
-    for group, expected in zip(fast, slow, strict=True):
-        for a, b in zip(group, expected, strict=True):
-            if dtype == "float32":
-                assert a.completion_ids.tolist() == b.completion_ids.tolist()
-            assert abs(float(a.gen_logp[0] - b.gen_logp[0])) < tolerance or a.completion_ids[0] != b.completion_ids[0]
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ import torch
 from conftest import TinyPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policies import relative_difference
+from policies import gradients, relative_difference, rows_of
 from torch import Tensor
 
 from ftis.engines import lines
+from ftis.engines.lengths import attention_windows
 from ftis.engines.lines import lay_out, runs_lines
+from ftis.engines.machine import with_threads
 from ftis.engines.rows import SHARED_FROM, PaddedRows
-from ftis.engines.windows import attention_windows
 from ftis.policy import Policy
 
 CPU = torch.device("cpu")
@@ -43,11 +46,9 @@ def arrays(rows: list[tuple[list[int], list[int]]]) -> tuple[list[np.ndarray], l
     return [np.array(p, np.int32) for p in prompts], [np.array(c, np.int32) for c in completions]
 
 
-def some_rows(seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(4, 50, size=n).astype(np.int32) for n in (3, 7, 5)]
-    chosen = [prompts[i] for i in (0, 1, 0, 2, 1, 0, 1, 1)]
-    return chosen, [rng.integers(4, 50, size=n).astype(np.int32) for n in (6, 1, 11, 4, 9, 2, 6, 1)]
+def some_rows() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    prompts = rows_of((3, 7, 5))
+    return [prompts[i] for i in (0, 1, 0, 2, 1, 0, 1, 1)], rows_of((6, 1, 11, 4, 9, 2, 6, 1), seed=1)
 
 
 def policy_of(kind: str, tiny_policy: TinyPolicy, **peer: Any) -> Policy:
@@ -73,10 +74,7 @@ def weighted(logp_nT: Tensor, mask_nT: Tensor, rows: np.ndarray) -> Tensor:
 
 def gradient(policy: Policy, prompts: list[np.ndarray], completions: list[np.ndarray]) -> dict[str, Tensor]:
     policy.backward(prompts, completions, 0.8, weighted)
-    return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
-
-
-# --- the layout -------------------------------------------------------------------------------------------------------
+    return gradients(policy)
 
 
 @given(ROWS)
@@ -102,32 +100,19 @@ def test_a_line_holds_each_prompt_and_a_long_beginning_once_and_each_completion_
         assert position[tokens].tolist() == list(range(len(row)))
         assert [next(sources) for _ in completion] == tokens[len(prompt) - 1 :].tolist()
     assert next(sources, None) is None
-
-
-@given(ROWS)
-def test_places_are_the_way_back(rows: list[tuple[list[int], list[int]]]) -> None:
-    line = lay_out(*arrays(rows), CPU, ())
-    length = line.token_nL.shape[1]
-    token_of_place = line.token_nL.flatten().tolist()
-    first: dict[int, int] = {}
-    for row, (prompt, completion) in enumerate(rows):
-        for t in range(len(prompt) + len(completion) - 1):
-            first.setdefault(token_of_place[row * length + t], row * length + t)
-    assert line.place_S.tolist() == [first[token] for token in range(len(first))]
     assert len(set(line.source_Q.tolist())) == len(line.source_Q)
+    length, token_of_place = line.token_nL.shape[1], line.token_nL.flatten().tolist()
+    first: dict[int, int] = {}  # the way back: the first place of each token
+    for number, (prompt, completion) in enumerate(rows):
+        for place in range(number * length, number * length + len(prompt) + len(completion) - 1):
+            first.setdefault(token_of_place[place], place)
+    assert line.place_S.tolist() == [first[token] for token in range(len(first))]
 
 
 def test_the_width_of_integers_does_not_make_prompts_alike() -> None:
     prompts: list[np.ndarray] = [np.array([5, 0], np.int32), np.array([5], np.int64)]
     line = lay_out(prompts, [np.array([7], np.int32)] * 2, CPU, ())
     assert line.input_ids_1S[0].tolist() == [5, 0, 5]
-
-
-def run_as_rows(policy: Policy) -> None:
-    policy.forward = PaddedRows(policy.model, policy.device)
-
-
-# --- the model --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ONE_LINE)
@@ -139,7 +124,7 @@ def test_log_probabilities_and_gradients_are_those_of_rows(
         monkeypatch.setattr(lines, "WEIGHTS_AT_ONCE", 0)
     line, rows = policy_of(kind, tiny_policy), policy_of(kind, tiny_policy)
     assert isinstance(line.forward, lines.Lines)
-    run_as_rows(rows)
+    rows.forward = PaddedRows(rows.model, rows.device)
     prompts, completions = some_rows()
     found, expected = (p.logps(prompts, completions, 0.8) for p in (line, rows))
     for of_line, of_row in zip(found, expected, strict=True):
@@ -154,7 +139,7 @@ def test_log_probabilities_and_gradients_are_those_of_rows(
 @given(ROWS)
 def test_so_are_those_of_any_rows(tiny_policy: TinyPolicy, rows: list[tuple[list[int], list[int]]]) -> None:
     line, alone = policy_of("qwen2", tiny_policy), policy_of("qwen2", tiny_policy, tokens_per_microbatch=1)
-    run_as_rows(alone)
+    alone.forward = PaddedRows(alone.model, alone.device)
     prompts, completions = arrays(rows)
     for found, expected in zip(*(p.logps(prompts, completions, 1.0) for p in (line, alone)), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -167,27 +152,13 @@ def test_so_are_those_of_any_rows(tiny_policy: TinyPolicy, rows: list[tuple[list
 def test_gradients_are_the_same_each_time_with_several_threads(vocabulary: int, tiny_policy: TinyPolicy) -> None:
     """Where a token is taken several times, sums in the order of threads would differ in their last bits."""
     policy = tiny_policy(model={"hidden_size": 64, "vocab_size": vocabulary})
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(4, 50, size=8).astype(np.int32) for _ in range(6)]
-    of_row = [prompts[i % 6] for i in range(72)]
-    completions = [rng.integers(4, 50, size=n).astype(np.int32) for n in rng.integers(1, 40, size=72)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        found = set()
+    prompts, lengths = rows_of((8,) * 6), np.random.default_rng(0).integers(1, 40, size=72).tolist()
+    of_row, completions, found = [prompts[i % 6] for i in range(72)], rows_of(lengths, seed=1), set()
+    with with_threads(4):
         for _ in range(5):
             policy.backward(of_row, completions, 1.0, lambda logp, mask, rows: (logp * mask).sin().sum())
             found.add(b"".join(p.grad.numpy().tobytes() for p in policy.trainable if p.grad is not None))
-    finally:
-        torch.set_num_threads(threads)
     assert len(found) == 1
-
-
-def test_checkpointed_layers_run_once_more_as_a_line(tiny_policy: TinyPolicy) -> None:
-    plain, forgetful = tiny_policy(), tiny_policy(gradient_checkpointing=True)
-    assert isinstance(forgetful.forward, lines.Lines)
-    rows = some_rows()
-    assert relative_difference(gradient(plain, *rows), gradient(forgetful, *rows)) < 1e-6
 
 
 def test_a_line_passes_the_model_fewer_tokens(tiny_policy: TinyPolicy) -> None:
@@ -199,64 +170,43 @@ def test_a_line_passes_the_model_fewer_tokens(tiny_policy: TinyPolicy) -> None:
     assert seen == [(1, 3 + 7 + 5 + sum(len(c) - 1 for c in completions))]
 
 
-def test_in_bfloat16_a_line_is_as_close_to_float32_as_rows_are(tiny_policy: TinyPolicy) -> None:
-    prompts, completions = some_rows()
-    exact = np.concatenate(tiny_policy().logps(prompts, completions, 1.0))
-    errors = []
-    for in_line in (True, False):
-        policy = tiny_policy(dtype="bfloat16")
-        assert isinstance(policy.forward, lines.Lines)
-        if not in_line:
-            run_as_rows(policy)
-        errors.append(np.abs(np.concatenate(policy.logps(prompts, completions, 1.0)) - exact).mean())
-    assert 0 < errors[0] < 2 * errors[1]
-
-
-# --- which models -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["gptj", "falcon-alibi", "lfm2", "llama4"])
 def test_models_without_plain_attention_run_as_rows(kind: str, tiny_policy: TinyPolicy) -> None:
     assert isinstance(tiny_policy(kind).forward, PaddedRows)
 
 
-@pytest.mark.parametrize("told", [3, 5, None])
-def test_a_model_that_tells_its_attention_another_window_runs_as_rows(
-    told: int | None, tiny_policy: TinyPolicy
-) -> None:
-    policy = tiny_policy("gemma3")
-    assert attention_windows(policy.model) == (4, None)
-    assert runs_lines(policy.model, CPU)
-    policy.model.model.layers[0].self_attn.sliding_window = told
-    assert not runs_lines(policy.model, CPU)
+def given_to(layer: Any, **more: Any) -> None:
+    """Let a layer's attention be called with other keyword arguments."""
+    inner = layer.self_attn.forward
+    layer.self_attn.forward = lambda *args, **kwargs: inner(*args, **{**kwargs, **more})
 
 
-def test_a_model_that_keeps_its_keyword_arguments_from_attention_runs_as_rows(tiny_policy: TinyPolicy) -> None:
-    policy = tiny_policy()
-    layer = policy.model.model.layers[1].self_attn
-    inner = layer.forward
-    layer.forward = lambda *args, line=None, **kwargs: inner(*args, **kwargs)
-    assert not runs_lines(policy.model, CPU)
+def tell_window(layer: Any, window: int | None) -> None:
+    layer.self_attn.sliding_window = window
 
 
-@pytest.mark.parametrize("wanted", [{"attention_mask": torch.zeros(1, 1, 11, 11)}, {"softcap": 5.0}])
-def test_a_model_that_wants_more_of_attention_runs_as_rows(wanted: dict[str, Any], tiny_policy: TinyPolicy) -> None:
-    """A mask of its own, say, that is still constant when it is asked."""
-    policy = tiny_policy()
-    layer = policy.model.model.layers[1].self_attn
-    inner = layer.forward
-    layer.forward = lambda *args, **kwargs: inner(*args, **{**kwargs, **wanted})
-    assert not runs_lines(policy.model, CPU)
+def mix_neighbours(layer: Any) -> None:
+    inner = layer.mlp.forward
+    layer.mlp.forward = lambda x: inner(x) + x.roll(1, 1)  # as a convolution would
 
 
-def test_a_model_whose_attention_is_not_the_interfaces_runs_as_rows(tiny_policy: TinyPolicy) -> None:
-    """Its numbers tell: here a layer mixes neighbours, as a convolution would."""
-    policy = tiny_policy()
-    layer = policy.model.model.layers[0].mlp
-    inner = layer.forward
-    layer.forward = lambda x: inner(x) + x.roll(1, 1)
-    assert attention_windows(policy.model)
-    assert not runs_lines(policy.model, CPU)
+ODD_LAYERS: dict[str, tuple[str, Callable[[Any], None]]] = {
+    **{f"a window of {told}": ("gemma3", partial(tell_window, window=told)) for told in (3, 5, None)},
+    "keyword arguments that it keeps": ("qwen2", partial(given_to, line=None)),
+    "a mask of its own": ("qwen2", partial(given_to, attention_mask=torch.zeros(1, 1, 11, 11))),
+    "a cap": ("qwen2", partial(given_to, softcap=5.0)),
+    "neighbours that it mixes": ("qwen2", mix_neighbours),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_LAYERS)
+def test_a_model_with_a_layer_that_wants_more_than_a_line_gives_runs_as_rows(odd: str, tiny_policy: TinyPolicy) -> None:
+    kind, change = ODD_LAYERS[odd]
+    model = tiny_policy(kind).model
+    assert attention_windows(model) == ((4, None) if kind == "gemma3" else (None, None))
+    assert runs_lines(model, CPU)
+    change(model.model.layers[0])
+    assert not runs_lines(model, CPU)
 
 
 def test_the_models_own_attention_is_back_afterwards(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
