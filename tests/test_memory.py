@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from ftis.check import estimate, memory
 from ftis.check.estimate import fitting_jobs
 from ftis.check.memory import Memory, Shape, likely_signal, peak_memory
-from ftis.config import Recipe
+from ftis.config import PeerConfig, Recipe
 from ftis.engines import machine, slots
 from ftis.engines.models import load_tokenizer
 from ftis.recipe.parsing import parse
@@ -36,8 +36,15 @@ def recipe_of(model: Path, **keys: Any) -> Recipe:
     return parse(document, where="test")
 
 
-def shape_of(model: Path, config: Any = None) -> Shape:
-    return Shape(config or AutoConfig.from_pretrained(model), load_tokenizer(str(model)), 20_000, 20_000)
+def shape_of(model: Path) -> Shape:
+    return Shape(AutoConfig.from_pretrained(model), load_tokenizer(str(model)), 20_000, 20_000)
+
+
+@pytest.fixture
+def tiny(tiny_model_dir: TinyModelDir) -> tuple[Recipe, PeerConfig, Shape]:
+    model = tiny_model_dir()
+    recipe = recipe_of(model)
+    return recipe, recipe.peers[0], shape_of(model)
 
 
 def test_the_peak_is_the_sum_of_what_is_there_at_once() -> None:
@@ -48,14 +55,8 @@ def test_the_peak_is_the_sum_of_what_is_there_at_once() -> None:
 
 
 def test_a_likely_peak_has_a_smaller_update_in_the_place_of_what_sampling_freed() -> None:
-    parts: dict[str, Any] = {
-        "program": 1,
-        "weights": 10,
-        "moments": 100,
-        "gradients": 1000,
-        "sampling": 20_000,
-        "update": 50_000,
-    }
+    parts: dict[str, Any] = {"program": 1, "weights": 10, "moments": 100, "gradients": 1000, "sampling": 20_000}
+    parts["update"] = 50_000
     one = Memory(**parts, microbatches=1, activations=40_000, share=0.4)
     assert one.likely().peak == 111 + 50_000 - 0.6 * 40_000
     assert one.likely(0.5).peak == 111 + 21_000  # sampling, with gradients kept, takes more than the update
@@ -93,9 +94,7 @@ def test_the_fullest_of_many_rounds_has_more_signal_than_one() -> None:
     ("kind", "keys"),
     [("qwen2", {}), ("qwen2", {"train": "lora", "lora_r": 2}), ("llama", {}), ("gemma", {}), ("gpt2", {})],
 )
-def test_layers_beyond_two_keep_what_the_second_keeps(
-    kind: str, keys: dict[str, Any], tiny_model_dir: TinyModelDir
-) -> None:
+def test_more_layers_keep_what_the_second_keeps(kind: str, keys: dict[str, Any], tiny_model_dir: TinyModelDir) -> None:
     model = tiny_model_dir(kind)
     recipe = recipe_of(model, **keys)
     shape = shape_of(model)
@@ -104,43 +103,41 @@ def test_layers_beyond_two_keep_what_the_second_keeps(
     assert kept[2] == kept[0] + 3 * (kept[1] - kept[0])
 
 
-def test_a_model_of_one_layer_keeps_what_its_layer_keeps(tiny_model_dir: TinyModelDir) -> None:
-    model = tiny_model_dir()
-    config = AutoConfig.from_pretrained(model)
-    config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
-    recipe, shape = recipe_of(model), shape_of(model, config)
-    found = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 0)
-    assert found.activations == memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 0, 1)[0]
+def test_a_model_of_one_layer_keeps_what_its_layer_keeps(tiny: tuple[Recipe, PeerConfig, Shape]) -> None:
+    recipe, peer, shape = tiny
+    shape.config.num_hidden_layers, shape.config.layer_types = 1, shape.config.layer_types[:1]
+    found = peak_memory(recipe, peer, shape, [9, 5, 7, 9], 0)
+    assert found.activations == memory._kept_by_autograd(recipe, peer, shape, [9, 5, 7, 9], 0, 1)[0]
 
 
 def test_of_a_large_micro_batch_some_rows_are_measured(
-    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
+    tiny: tuple[Recipe, PeerConfig, Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_model_dir()
-    recipe, shape = recipe_of(model), shape_of(model)
-    whole = memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 0, 2)[0]
+    whole = memory._kept_by_autograd(*tiny, [9] * 4, 0, 2)[0]
     monkeypatch.setattr(memory, "MEASURED", 2e6)
-    assert memory._kept_by_autograd(recipe, recipe.peers[0], shape, [9] * 4, 0, 2)[0] == pytest.approx(whole, rel=0.5)
+    assert memory._kept_by_autograd(*tiny, [9] * 4, 0, 2)[0] == pytest.approx(whole, rel=0.5)
 
 
 @pytest.mark.parametrize(("train", "more"), [("full", 80_000), ("lora", 0)])
 def test_a_reference_model_counts_where_no_adapter_can_be_taken_off(
-    train: Any, more: int, tiny_model_dir: TinyModelDir
+    train: str, more: int, tiny: tuple[Recipe, PeerConfig, Shape]
 ) -> None:
-    model = tiny_model_dir()
-    recipe, shape = recipe_of(model), shape_of(model)
-    peer = recipe.peers[0].model_copy(update={"train": train, "lora_r": 2})
+    recipe, peer, shape = tiny
+    peer = peer.model_copy(update={"train": train, "lora_r": 2})
     objective = recipe.objective.model_copy(update={"beta": 0.1})
     swarms = (recipe, recipe.model_copy(update={"objective": objective}))
     without, with_it = (peak_memory(swarm, peer, shape, [9, 5], 0).weights for swarm in swarms)
     assert with_it == without + more
 
 
-def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model_dir()
-    recipe, shape = recipe_of(model), shape_of(model)
+def test_what_is_counted(tiny: tuple[Recipe, PeerConfig, Shape], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, peer, shape = tiny
     text = shape.config.get_text_config(decoder=True)
-    found = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], program=7)
+
+    def peak(of: Recipe = recipe, peer: PeerConfig = peer, shared: int = 0) -> Memory:
+        return peak_memory(of, peer, shape, [9, 5, 7, 9], 7, shared)
+
+    found = peak()
     assert (found.program, found.weights, found.moments, found.gradients) == (7, 80_000, 160_000, 80_000)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     slot = text.num_hidden_layers * text.num_key_value_heads * head_dim * 2 * 4
@@ -156,28 +153,24 @@ def test_what_is_counted(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Monke
     played = recipe.model_copy(
         update={"task": recipe.task.model_copy(update=task), "sampling": recipe.sampling.model_copy(update=sampling)}
     )
-    in_turns = peak_memory(played, recipe.peers[0], shape, [9, 5, 7, 9], program=7).sampling
+    in_turns = peak(played).sampling
     attending = text.num_attention_heads * 8 * (4 * (9 + 8) + 3 * head_dim) * 4  # while a row reads an answer
     assert in_turns == max(drawn(n, p) + n * (2 * (9 + 8) * slot + attending) for n, p in ((8, 2), (4, 4))) + copied
     # Behind the shared beginning come four tokens, and its last one is read with them.
     behind = text.num_attention_heads * 5 * (4 * 9 + 3 * head_dim) * 4
-    shared = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], 7, shared=5).sampling
-    assert shared == max(drawn(8, 2) + 2 * behind, drawn(4, 4) + 4 * behind) + copied
+    assert peak(shared=5).sampling == max(drawn(8, 2) + 2 * behind, drawn(4, 4) + 4 * behind) + copied
     with monkeypatch.context() as less:
         less.setattr(slots, "CPU_CACHE_BYTES", 2 * drawn(8, 0, 9 + 8 - 1) - 1)  # less than twice the rows of a round
-        assert peak_memory(played, recipe.peers[0], shape, [9, 5, 7, 9], program=7).sampling < in_turns
-    split = recipe_of(model, tokens_per_microbatch=40)
-    assert peak_memory(split, split.peers[0], shape, [9, 5, 7, 9], 0).update < found.update
+        assert peak(played).sampling < in_turns
+    assert peak(peer=peer.model_copy(update={"tokens_per_microbatch": 40})).update < found.update
 
     generated = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"sampler": "transformers"})})
-    low = recipe.peers[0].model_copy(update={"dtype": "bfloat16"})
-    halves = [peak_memory(of, low, shape, [9, 5, 7, 9], 7).sampling for of in (recipe, generated)]
+    halves = [peak(of, peer.model_copy(update={"dtype": "bfloat16"})).sampling for of in (recipe, generated)]
     assert halves[0] < halves[1]  # of numbers in the cache, which generate may keep in float32
 
     monkeypatch.setattr(slots, "CPU_CACHE_BYTES", drawn(2, 0, 9 + 8 + 8))  # for two of four completions of a group
-    parted = peak_memory(recipe, recipe.peers[0], shape, [9, 5, 7, 9], program=7)
-    assert parted.sampling == drawn(2, 1, 9 + 8 + 8) + copied
-    assert peak_memory(generated, recipe.peers[0], shape, [9, 5, 7, 9], 7).sampling == drawn(2, 1) + copied
+    assert peak().sampling == drawn(2, 1, 9 + 8 + 8) + copied
+    assert peak(generated).sampling == drawn(2, 1) + copied
 
 
 @pytest.mark.parametrize(
@@ -211,11 +204,15 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
         assert machine.available_bytes() > 0
+    monkeypatch.setattr(estimate, "_examined", lambda swarm, lines: iter(()))
+    assert fitting_jobs(recipe, 8, free=10**12) == 1  # a peer cannot be examined
+    monkeypatch.setattr(estimate, "resolve_device", lambda device: torch.device("cuda"))
+    assert fitting_jobs(recipe, 8) == fitting_jobs(recipe, 8, free=10**15) == 1  # on a GPU they take turns
+    monkeypatch.setattr(estimate, "SMALL", 10**9)
+    assert fitting_jobs(recipe, 8) == 8
 
 
-def test_prompts_are_looked_at_for_each_number_of_them(
-    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_are_read_once_for_each_number(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of(tiny_model_dir())
     fewer = recipe.training.model_copy(update={"prompts_per_round": 2})
     looked: list[int] = []
@@ -228,22 +225,6 @@ def test_prompts_are_looked_at_for_each_number_of_them(
     for_all = [(of, peer) for of in (recipe, recipe.model_copy(update={"training": fewer})) for peer in of.peers]
     assert len(list(estimate._examine(for_all, []))) == 4
     assert looked == [recipe.prompts_per_peer, 1]
-
-
-def test_large_jobs_take_turns_on_a_gpu(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = recipe_of(tiny_model_dir())
-    monkeypatch.setattr(estimate, "resolve_device", lambda device: torch.device("cuda"))
-    assert fitting_jobs(recipe, 8) == 8
-    monkeypatch.setattr(estimate, "SMALL", 0)
-    assert fitting_jobs(recipe, 8) == fitting_jobs(recipe, 8, free=10**15) == 1
-
-
-def test_one_job_at_a_time_where_a_peer_cannot_be_examined(
-    tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(estimate, "SMALL", 0)
-    monkeypatch.setattr(estimate, "_examined", lambda swarm, lines: iter(()))
-    assert fitting_jobs(recipe_of(tiny_model_dir()), 8, free=10**12) == 1
 
 
 def test_the_largest_job_counts(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
