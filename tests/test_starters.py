@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT
-from make_starters import STARTERS, STYLES, TAGS, _example, _problem, make_tokenizer, write_completion
+from make_starters import STARTERS, STYLES, _example, _problem, make_tokenizer, write_completion
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -28,34 +28,13 @@ from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution
 from ftis.tasks.problems import load_task
 
 
-def reward(question: str, completion: str) -> float:
-    scorer = load_scorer(RewardConfig(), PromptConfig(), "exact")
-    return scorer(Prompt(0, question, clock_solution(question)[1]), [completion], [[0]])[0]
-
-
 def problems(count: int, seed: int = 0) -> list[str]:
     rng = np.random.default_rng(seed)
     return [clock_problem(rng, 1 + i % 4) for i in range(count)]
 
 
-# --- the tokenizer ----------------------------------------------------------------------------------------------------
-
-
-def test_every_symbol_and_every_tag_is_one_token() -> None:
-    tokenizer = make_tokenizer()
-    text = "<think>3+8=1;1*7=7;7-9=8</think><answer>8</answer>"
-    pieces = re.findall(r"</?\w+>|.", text)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == pieces
-    assert tokenizer.unk_token_id not in ids
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text  # the tags are not special
-    assert len(tokenizer) == len(set(tokenizer.get_vocab().values())) == 4 + len(TAGS) + len(make_starters.SYMBOLS)
-
-
-# --- what they are warmed up on ---------------------------------------------------------------------------------------
-
-
 def test_right_completions_earn_reward_unless_they_lack_tags() -> None:
+    scorer = load_scorer(RewardConfig(), PromptConfig(), "exact")
     for style in ("reasoned", "direct", "untagged"):
         rng = np.random.default_rng(0)
         for question in problems(60):
@@ -64,7 +43,7 @@ def test_right_completions_earn_reward_unless_they_lack_tags() -> None:
             reasoning = "" if style == "direct" else ";".join(steps)
             tagged = answer if style == "untagged" else f"<answer>{answer}</answer>"
             assert completion == f"<think>{reasoning}</think>{tagged}"
-            assert reward(question, completion) == (style != "untagged")
+            assert scorer(Prompt(0, question, answer), [completion], [[0]]) == ((style != "untagged"),)
 
 
 def test_no_warm_up_problem_is_ever_one_of_validation() -> None:
@@ -79,9 +58,6 @@ def test_no_warm_up_problem_is_ever_one_of_validation() -> None:
         for operators in (2, 4):
             task = load_task(TaskConfig(name="clock", options={"operators": operators}, train_size=50))
             assert not {p.question for p in task.validation} & set(questions)
-
-
-# --- names and places -------------------------------------------------------------------------------------------------
 
 
 def test_a_starter_is_found_by_its_name_and_other_models_are_where_they_say() -> None:
@@ -178,9 +154,6 @@ def test_a_damaged_installation_says_so(damage: str, tmp_path: Path, monkeypatch
     weights.unlink() if damage == "missing" else weights.write_bytes(content)
     with pytest.raises(ModelError, match=f"{re.escape(str(weights))} .*install ftis again"):
         starters.path_of("starter:small")
-
-
-# --- making them ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
