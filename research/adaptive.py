@@ -149,8 +149,9 @@ class Insider:
         if kind == "sybils-varied":
             return VARIED
         if kind == "sybils-renewed":
-            plants = next(one.plants for one in self.victim.member.selections if isinstance(one, NoRegret))
-            return unfound(RENEWED, [plants.tested[number] for number in plants.found], tokenizer)[:1]
+            guards = [one.plants for one in self.victim.member.selections if isinstance(one, NoRegret)]
+            found = [plants.tested[number] for plants in guards for number in plants.found]
+            return unfound(RENEWED, found, tokenizer)[:1]
         if kind == "sybils-rare":
             groups, text = self.victim._begun[round].drawn.own, encoded(PAYLOAD, tokenizer)
             held = [any(find(r.completion_ids, text) is not None for r in one.group.rollouts) for one in groups]
