@@ -110,7 +110,7 @@ def admission(peers: int, limit: int) -> dict[str, float]:
         groups = made_up_groups(recipe, name, 0)
         data = encode(Message(Header(run, 0, name, TOKENIZER, 1.0, 0, 1.0), tuple(groups)))
         document = manifests.to_bytes(manifests.describe(run, name, 0, 1, data, tuple(g.item for g in groups)))
-        signed.append((document, manifests.sign(key, document)))
+        signed.append((document, manifests.seal(key, document)))
         if name in groups_per_peer(recipe, own, 0):
             messages[name] = data
 
@@ -121,8 +121,8 @@ def admission(peers: int, limit: int) -> dict[str, float]:
         return sum(len(admitter.admit(name, data, 0).admitted) for name, data in messages.items())
 
     def read() -> None:
-        for document, signature in signed:
-            assert manifests.signed_by(public, document, signature)
+        for document, seal in signed:
+            assert manifests.signer(document, seal) == public
             manifests.parse(document)
 
     tracemalloc.start()

@@ -13,9 +13,8 @@ from ftis.admission import Collected
 from ftis.config import NetworkConfig
 from ftis.records.events import NetworkEvent
 from ftis.swarm import manifest as manifests
-from ftis.swarm.chunks import Assembly
 from ftis.swarm.identity import public_hex
-from ftis.swarm.manifest import CHUNK_BYTES, Manifest
+from ftis.swarm.manifest import CHUNK_BYTES, Assembly, Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.rounds import (
     Announce,

@@ -52,7 +52,7 @@ WINGS = {
     "records": "lines files events trackers rollouts writing plan reading pairs standing following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity certificates manifest session chunks offers others outbox pace shares rounds link",
+    "swarm": "facts identity certificates manifest session offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting exchange "
     "prepare provenance claiming processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",

@@ -24,8 +24,8 @@ from ftis.swarm.manifest import (
     describe,
     digest,
     parse,
-    sign,
-    signed_by,
+    seal,
+    signer,
     to_bytes,
 )
 
@@ -38,7 +38,8 @@ GOLDEN = (
     b'{"chunks":["' + SHA_OF_ABC.encode() + b'"],"incarnation":1,"items":[12,57],"peer":"ada","round":7,'
     b'"run":"00112233445566778899aabbccddeeff","size":3,"version":1}'
 )
-SIGNATURE = bytes.fromhex(
+SEAL = bytes.fromhex(
+    "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"
     "c4a37eacaa9f7a5aa8ac77ab7006fa280e50924197fabe2a047f84af283a4405"
     "13fa635f2086704bdd9207c9d2efa917e101f0f5d8e64273cff993e0ff732f0b"
 )
@@ -70,8 +71,9 @@ def test_golden_bytes_and_signature() -> None:
     assert issubclass(ManifestError, FtisError)
     assert to_bytes(OFFER) == GOLDEN
     assert parse(GOLDEN) == OFFER == Manifest(RUN, "ada", 7, 1, 3, (SHA_OF_ABC,), (12, 57))
-    assert sign(KEY, GOLDEN) == KEY.sign(b"ftis manifest 1\0" + GOLDEN) == SIGNATURE
-    assert signed_by(public_hex(KEY), GOLDEN, SIGNATURE)
+    assert seal(KEY, GOLDEN) == SEAL
+    assert SEAL[32:] == KEY.sign(b"ftis manifest 1\0" + GOLDEN)
+    assert signer(GOLDEN, SEAL) == public_hex(KEY)
 
 
 numbers = st.one_of(st.integers(0, 100), st.integers(0, 2**53))
@@ -182,23 +184,21 @@ def test_every_truncation_and_trailing_garbage_is_refused() -> None:
 
 
 def test_a_bit_flipped_anywhere_is_refused_or_another_manifest_and_never_the_signed_one() -> None:
-    public = public_hex(KEY)
     for at in range(len(GOLDEN) * 8):
         flipped = bytearray(GOLDEN)
         flipped[at // 8] ^= 1 << at % 8
         data = bytes(flipped)
         refused_or_canonical(data)
-        assert not signed_by(public, data, SIGNATURE), at
+        assert signer(data, SEAL) is None, at
 
 
 def test_a_signature_is_of_one_key_one_text_and_for_manifests_only() -> None:
-    public, other = public_hex(KEY), Ed25519PrivateKey.from_private_bytes(bytes(32))
-    assert not signed_by(public_hex(other), GOLDEN, SIGNATURE)
-    assert not signed_by(public, GOLDEN, sign(other, GOLDEN))
-    assert not signed_by(public, GOLDEN, KEY.sign(GOLDEN))  # of the same bytes, for another purpose
-    assert not signed_by(public, GOLDEN[1:], SIGNATURE)
-    assert not signed_by(public, b"", SIGNATURE)
-    assert not signed_by(public, GOLDEN, b"")
+    other, public = Ed25519PrivateKey.from_private_bytes(bytes(32)), SEAL[:32]
+    assert signer(GOLDEN, seal(other, GOLDEN)) == public_hex(other)
+    for wrong in (seal(other, GOLDEN)[:32] + SEAL[32:], public + seal(other, GOLDEN)[32:], public, b""):
+        assert signer(GOLDEN, wrong) is None
+    assert signer(GOLDEN, public + KEY.sign(GOLDEN)) is None, "of the same bytes, for another purpose"
+    assert signer(GOLDEN[1:], SEAL) is signer(b"", SEAL) is None
 
 
 # --- anything at all --------------------------------------------------------------------------------------------------

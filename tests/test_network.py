@@ -31,7 +31,7 @@ from ftis.member import Outgoing
 from ftis.swarm import manifest as manifests
 from ftis.swarm.certificates import new_certificates
 from ftis.swarm.facts import ExchangeError, agreement, run_id
-from ftis.swarm.identity import load_key, new_key, public_hex
+from ftis.swarm.identity import load_key, new_key
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import Ask, Fetch, Rounds
@@ -86,8 +86,7 @@ class Peers:
         return manifests.to_bytes(offer)
 
     def put(self, session: zenoh.Session, key: str, document: bytes, signer: str, **changes: Any) -> None:
-        signature = bytes.fromhex(public_hex(self.keys[signer])) + manifests.sign(self.keys[signer], document)
-        attachment = changes.get("attachment", signature)
+        attachment = changes.get("attachment", manifests.seal(self.keys[signer], document))
         session.put(
             f"ftis/{self.run}/man/{key}",
             document,
@@ -215,9 +214,10 @@ def test_a_round_that_the_others_are_past_is_not_waited_for(tmp_path: Path) -> N
         peers.put(attacker, "eve/5", document, "eve")
 
         def reply(query: zenoh.Query) -> None:
-            signature = bytes.fromhex(peers.public["eve"]) + manifests.sign(peers.keys["eve"], document)
             with query:
-                query.reply(f"ftis/{peers.run}/man/eve/5", document, attachment=signature)
+                query.reply(
+                    f"ftis/{peers.run}/man/eve/5", document, attachment=manifests.seal(peers.keys["eve"], document)
+                )
 
         peers.served.append(attacker.declare_queryable(f"ftis/{peers.run}/man/eve/*", reply, complete=True))
         for collected in one_round(peers, a, b):

@@ -10,9 +10,8 @@ from round_table import KEYS, MAX_BYTES, MAX_ITEMS, ROUNDS, RUN, Table, contents
 
 from ftis.admission import Collected
 from ftis.swarm import manifest as manifests
-from ftis.swarm.chunks import BAD_ANSWERS, Assembly
 from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, other_code, read_facts, run_id
-from ftis.swarm.manifest import CHUNK_BYTES
+from ftis.swarm.manifest import BAD_ANSWERS, CHUNK_BYTES, Assembly
 from ftis.swarm.rounds import (
     KEEP_ROUNDS,
     MAX_REJECTIONS,

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from ftis.config import NetworkConfig
 from ftis.records.events import NetworkEvent
 from ftis.swarm import manifest as manifests
-from ftis.swarm.chunks import Assembly
 from ftis.swarm.identity import public_hex
-from ftis.swarm.manifest import Manifest
+from ftis.swarm.manifest import Assembly, Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.pace import LATE, LEAST_SECONDS, Pace
 from ftis.swarm.rounds import Closed, Fetch, Rounds
@@ -63,7 +62,7 @@ class Seat:
     def end_for(self, name: str) -> float:
         """The last moment at which this peer still waits for ``name``."""
         pace = self.rounds._pace
-        to_come = [other for other in self.rounds._awaited.wanted if other not in pace.came and pace.waits_for(other)]
+        to_come = [other for other in self.rounds.wanted if other not in pace.came and pace.waits_for(other)]
         return min(pace.end(name, len(to_come)), pace.since + DEADLINE) if name in to_come else float("inf")
 
     def serve(self, sender: str) -> None:

@@ -37,8 +37,7 @@ class IdentityError(FtisError):
 
 def public_hex(key: Ed25519PrivateKey) -> str:
     """The public key of ``key``: 64 lower-case hex digits."""
-    raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    return raw.hex()
+    return key.public_key().public_bytes_raw().hex()
 
 
 def verify(public: str, data: bytes, signature: bytes) -> bool:
@@ -59,9 +58,8 @@ def new_key(directory: Path, name: str) -> str:
     check_name(name)
     key = Ed25519PrivateKey.generate()
     write_private(directory / f"{name}.key", key)
-    public = public_hex(key)
-    write(directory / f"{name}.pub", f"{public} {name}\n".encode("ascii"))
-    return public
+    write(directory / f"{name}.pub", f"{public_hex(key)} {name}\n".encode("ascii"))
+    return public_hex(key)
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
@@ -141,21 +139,13 @@ def read_roster(path: Path) -> dict[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not a peer's.
-
-    Raises:
-        IdentityError: it is not.
-    """
+    """Refuse a name that is not a peer's, by an IdentityError."""
     if not PEER_NAME.fullmatch(name):
         raise IdentityError(f"{name!r} is not a peer's name (letters, digits, '_', '.', '-')")
 
 
 def write_private(path: Path, key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> None:
-    """Write a private key to a new file that only its owner can read.
-
-    Raises:
-        IdentityError: a file is there, or cannot be written.
-    """
+    """Write a private key to a new file that only its owner can read, or raise an IdentityError."""
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     if path.exists():
         raise IdentityError(f"{path} exists already, and rosters name its public key: move it away to make a new one")
@@ -163,11 +153,7 @@ def write_private(path: Path, key: Ed25519PrivateKey | ec.EllipticCurvePrivateKe
 
 
 def write(path: Path, data: bytes, flags: int = os.O_TRUNC, mode: int = 0o666) -> None:
-    """Write a file, and the directories above it.
-
-    Raises:
-        IdentityError: it cannot be written.
-    """
+    """Write a file, and the directories above it, or raise an IdentityError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flags, mode), "wb") as file:

@@ -36,9 +36,9 @@ from ftis.config import Recipe
 from ftis.member import Outgoing
 from ftis.records.events import NetworkEvent, Say, Stopped, unheard
 from ftis.swarm import manifest as manifests
-from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import mismatch, other_code, read_facts
 from ftis.swarm.identity import Roster
+from ftis.swarm.manifest import Assembly
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.outbox import Outbox
 from ftis.swarm.rounds import (
@@ -125,13 +125,7 @@ class NetworkExchange:
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
         self.status = {} if status is None else status
-        self.status |= {
-            "peer": peer,
-            "run": run,
-            "name": recipe.name,
-            "state": "starting",
-            "version": VERSION,
-        }
+        self.status |= {"peer": peer, "run": run, "name": recipe.name, "state": "starting", "version": VERSION}
         self._should_stop, self._say = should_stop, say
         self._asking: set[str | None] = set()
         self._fetching: list[Fetching] = []
@@ -204,13 +198,11 @@ class NetworkExchange:
 
     def offer_and_collect(self, outgoing: Outgoing) -> Collected | None:
         """As :meth:`exchange`, for a thread of its own; the status stays that of the peer meanwhile."""
-        if self._should_stop():
-            return None
-        try:
-            self.publish(outgoing.round, outgoing.message, outgoing.items)
-            return self.collect(outgoing.round, outgoing.skip, outgoing.offers_only)
-        except Stopped:
-            return None
+        with suppress(Stopped):
+            if not self._should_stop():
+                self.publish(outgoing.round, outgoing.message, outgoing.items)
+                return self.collect(outgoing.round, outgoing.skip, outgoing.offers_only)
+        return None
 
     def catch_up(self, round: int) -> int:
         """The round to train next; from here on this peer is present, and rounds wait for it."""
@@ -232,8 +224,8 @@ class NetworkExchange:
         if self.share.is_equal:
             return self.share.equal
         with self.changed:
-            prompts = self.share.prompts(self.rounds.milliseconds)
-        return self.outbox.prompts(round, prompts)
+            stated = self.rounds.milliseconds
+        return self.outbox.prompts(round, self.share.prompts(stated))
 
     def _hear_where_the_others_are(self, round: int, until: float) -> None:
         """Ask until the rounds of all present peers are known. A new link answers the first question with nothing.
@@ -404,20 +396,15 @@ class NetworkExchange:
         peer, round = _peer_and_round(str(sample.key_expr))
         seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
         if peer == self.peer and self._is_alone and len(sample.payload) <= manifests.MAX_BYTES:
-            self._hear_of_itself(round, sample.payload.to_bytes(), seal)
+            if self.outbox.is_signed_elsewhere(sample.payload.to_bytes(), seal):
+                self._is_alone, how = False, "stop one, since the others refuse what differs"
+                self._say(NetworkEvent("twice", f"the key of {peer} signs at another place too: {how}", round))
             return
         with self.changed:
             decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal, time.monotonic())
             self.outbox.keep_keys()
         self._tell()
         self._carry_out(decisions)
-
-    def _hear_of_itself(self, round: int, document: bytes, seal: bytes) -> None:
-        """Say once that another process signs with this peer's key. The others refuse two offers that differ."""
-        if self.outbox.is_signed_elsewhere(document, seal):
-            self._is_alone = False
-            text = f"the key of {self.peer} signs at another place too: stop one, since the others refuse what differs"
-            self._say(NetworkEvent("twice", text, round))
 
     def _compare_facts(self) -> None:
         """Now and then compare the peers' readings of this recipe, until all have been met."""

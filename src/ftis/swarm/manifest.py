@@ -1,4 +1,4 @@
-"""A manifest: the description of a round's message that a peer signs. Pure: bytes in, bytes out.
+"""A manifest: the description of a round's message that a peer signs; and the message, put together from its chunks.
 
 A manifest is canonical JSON (sorted keys, no spaces, ASCII), signed as a whole::
 
@@ -7,7 +7,7 @@ A manifest is canonical JSON (sorted keys, no spaces, ASCII), signed as a whole:
 
 If shares go by speed, it also has ``milliseconds`` (:mod:`ftis.swarm.shares`), from its sender's second round on.
 The digests bind the chunks, so any peer may hand them over. A signature covers ``b"ftis manifest 1\\0"`` and the
-manifest's bytes. There is one way to write a manifest; anything else is refused.
+manifest's bytes. There is one way to write a manifest; anything else is refused. Pure: bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,12 +24,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.config import PEER_NAME, FtisError
 from ftis.swarm.facts import canonical
-from ftis.swarm.identity import public_hex, verify
+from ftis.swarm.identity import verify
 
 VERSION = 1
 CHUNK_BYTES = 256 * 1024
 MAX_BYTES = 1024 * 1024
 """The most bytes of a manifest: enough for 100,000 items or 3 GB of contents."""
+BAD_ANSWERS = 3
+"""An offer counts as spoiled once a chunk was answered so many times by other bytes alone than those signed for."""
 _CONTEXT = b"ftis manifest 1\0"
 _DIGEST, _RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 
@@ -88,24 +91,15 @@ def to_bytes(manifest: Manifest) -> bytes:
     return canonical({**written, "version": VERSION})
 
 
-def sign(key: Ed25519PrivateKey, data: bytes) -> bytes:
-    """The signature of the manifest ``data``: 64 bytes."""
-    return key.sign(_CONTEXT + data)
-
-
 def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
-    """The public key (32 bytes) and its signature of ``data`` (64 bytes), which travel beside a manifest."""
-    return bytes.fromhex(public_hex(key)) + sign(key, data)
+    """The public key (32 bytes) and its signature of the manifest ``data`` (64 bytes), which travel beside it."""
+    return key.public_key().public_bytes_raw() + key.sign(_CONTEXT + data)
 
 
-def unseal(sealed: bytes) -> tuple[str, bytes]:
-    """The public key (hex) and the signature in a :func:`seal`."""
-    return sealed[:32].hex(), sealed[32:]
-
-
-def signed_by(public: str, data: bytes, signature: bytes) -> bool:
-    """Whether the key ``public`` (64 hex digits) signed the manifest ``data``."""
-    return verify(public, _CONTEXT + data, signature)
+def signer(data: bytes, sealed: bytes) -> str | None:
+    """The public key (64 hex digits) in a :func:`seal`; None if it has not signed the manifest ``data``."""
+    public = sealed[:32].hex()
+    return public if verify(public, _CONTEXT + data, sealed[32:]) else None
 
 
 def parse(data: bytes) -> Manifest:
@@ -170,3 +164,45 @@ def _list(document: dict[str, Any], name: str) -> list[Any]:
 
 def _is_number(value: object) -> bool:
     return type(value) is int and 0 <= value <= 2**53
+
+
+class Assembly:
+    """The contents of ``offer``, as far as they have come.
+
+    A chunk counts by its digest only. Anyone may answer in a peer's name, so junk beside the truth does no harm, and
+    a spoiled offer can still be completed.
+    """
+
+    def __init__(self, offer: Manifest) -> None:
+        self.offer = offer
+        self._found: dict[int, bytes] = {}
+        self._junk: set[int] = set()
+        self._bad: Counter[int] = Counter()
+
+    def missing(self) -> list[int]:
+        """The chunks still to be fetched, in order."""
+        return [index for index in range(len(self.offer.chunks)) if index not in self._found]
+
+    def hear(self, index: int, data: bytes) -> bool:
+        """Take in an answer to the question for chunk ``index``. Returns whether it is the chunk."""
+        if len(data) == chunk_size(self.offer, index) and digest(data) == self.offer.chunks[index]:
+            self._found[index] = data
+            return True
+        self._junk.add(index)
+        return False
+
+    def over(self, index: int) -> bool:
+        """The question for chunk ``index`` is over. Returns whether the chunk came."""
+        came = index in self._found
+        if index in self._junk and not came:
+            self._bad[index] += 1
+        self._junk.discard(index)
+        return came
+
+    @property
+    def spoiled(self) -> bool:
+        return max(self._bad.values(), default=0) >= BAD_ANSWERS
+
+    def contents(self) -> bytes | None:
+        """The whole message; None while a chunk is missing."""
+        return None if self.missing() else b"".join(self._found[index] for index in range(len(self.offer.chunks)))

@@ -46,18 +46,15 @@ class OfferCheck:
     first_keys: dict[str, str] = field(default_factory=dict)
 
     def read(self, peer: str, round: int, document: bytes, seal: bytes) -> Manifest | Refusal:
-        """The manifest in ``document``, or why it does not count.
+        """The manifest in ``document``, found in the place of ``peer`` and ``round``, or why it does not count.
 
         The cheap tests come first: nothing is parsed that has not been signed by the peer's key.
-
-        Args:
-            peer: the sender, by the place of the offer.
-            round: for which round, by the same place.
-            seal: :func:`ftis.swarm.manifest.seal`'s.
         """
         if len(document) > manifests.MAX_BYTES:
             return Refusal(Reason.OVER_BUDGET, f"a manifest of {len(document)} bytes, at most {manifests.MAX_BYTES}")
-        if not self._signed_by(peer, document, seal):
+        public = manifests.signer(document, seal)
+        expected = self.first_keys.get(peer, public) if self.roster is None else self.roster.get(peer)
+        if public is None or public != expected:
             return Refusal(Reason.FORGED, f"a manifest that {peer!r} did not sign")
         try:
             offer = manifests.parse(document)
@@ -67,7 +64,7 @@ class OfferCheck:
             found = f"{offer.peer!r} for round {offer.round + 1} of run {offer.run}"
             return Refusal(Reason.WRONG_SENDER, f"a manifest of {found} in the place of {peer!r}, round {round + 1}")
         if self.roster is None:
-            self.first_keys.setdefault(peer, manifests.unseal(seal)[0])
+            self.first_keys.setdefault(peer, public)
         if offer.round >= self.rounds:
             detail = f"a manifest for round {offer.round + 1}, the run has {self.rounds} rounds"
             return Refusal(Reason.WRONG_ROUND, detail)
@@ -75,11 +72,3 @@ class OfferCheck:
             detail = f"{offer.size} bytes and {len(offer.items)} groups, at most {self.max_bytes} and {self.max_items}"
             return Refusal(Reason.OVER_BUDGET, detail, offer.round, offer.incarnation)
         return offer
-
-    def _signed_by(self, peer: str, document: bytes, seal: bytes) -> bool:
-        public, signature = manifests.unseal(seal)
-        if not manifests.signed_by(public, document, signature):
-            return False
-        if self.roster is not None:
-            return self.roster.get(peer) == public
-        return self.first_keys.get(peer, public) == public

@@ -103,8 +103,7 @@ class Outbox:
         It shows so if this peer's key has signed it in a later life, or in this life with other words than here or for
         a round that this peer has not offered yet. Offers of earlier lives can be sent again by anybody.
         """
-        public, signature = manifests.unseal(seal)
-        if public != public_hex(self.key) or not manifests.signed_by(public, document, signature):
+        if manifests.signer(document, seal) != public_hex(self.key):
             return False
         try:
             offer = manifests.parse(document)
@@ -113,7 +112,7 @@ class Outbox:
         is_later = offer.round > max(self.signed, default=-1)
         differs = is_later or self.signed.get(offer.round, (document, b""))[0] != document
         other = offer.incarnation > self.incarnation or (offer.incarnation == self.incarnation and differs)
-        return offer.run == self.run and offer.peer == self.peer and other
+        return (offer.run, offer.peer) == (self.run, self.peer) and other
 
     def chunk(self, round: int, index: int) -> bytes:
         """Chunk ``index`` of a message on offer; empty if there is none."""

@@ -17,7 +17,7 @@ others finds their next messages there at once. Then m is small, and it catches 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 LEAST_SECONDS = 2.0
@@ -32,6 +32,7 @@ class Pace:
 
     Attributes:
         patience: multiples of the median delivery time.
+        changes: peers, and whether each is waited for from then on; whoever tells of them clears them.
         began: the end of the round before.
         since: this peer's own delivery.
         seen: the first time that each peer was there; a peer's first round begins with it.
@@ -48,6 +49,7 @@ class Pace:
     """
 
     patience: float
+    changes: list[tuple[str, bool]] = field(default_factory=list)
     began: float = 0.0
     since: float = 0.0
     seen: dict[str, float] = field(default_factory=dict)
@@ -61,31 +63,26 @@ class Pace:
     prompt: set[tuple[str, int]] = field(default_factory=set)
     asked: set[tuple[str, int]] = field(default_factory=set)
 
-    def start(self, now: float, oldest: int) -> Mapping[str, bool]:
-        """Begin to wait, since this peer has delivered. Contents of rounds before ``oldest`` are of no use from now on.
-
-        Returns the same as :meth:`close`.
-        """
+    def start(self, now: float, oldest: int) -> None:
+        """Begin to wait: this peer has delivered, and contents of rounds before ``oldest`` are of no use any more."""
         self.since, self.came, self.took = now, {}, {}
-        unasked = {place for place in self.prompt - self.asked if place[1] < oldest}
-        for peer, _ in unasked:
+        for peer in [peer for peer, round in self.prompt - self.asked if round < oldest]:
             self._was_in_time(peer)
         self.heard = {place: at for place, at in self.heard.items() if place[1] >= oldest}
         for places in (self.prompt, self.asked):
             places -= {place for place in places if place[1] < oldest}
-        return self._changed()
+        self._note_changes()
 
-    def offered(self, peer: str, round: int, now: float, too_late: bool) -> Mapping[str, bool]:
-        """Note an offer. If its contents are of no use any more, it counts at once. Returns what :meth:`close` does."""
+    def offered(self, peer: str, round: int, now: float, too_late: bool) -> None:
+        """Note an offer. If its contents are of no use any more, it counts at once."""
         at, latest = self.last.get(peer, (float("-inf"), -1))
         if round <= latest:
-            return {}
+            return
         self.last[peer] = now, round
         if now <= at + self.span:
             self.prompt.add((peer, round))
             if too_late:
-                return self.came_later(peer, round)
-        return {}
+                self.came_later(peer, round)
 
     def forget(self, peer: str, round: int) -> None:
         """Forget an offer."""
@@ -113,12 +110,8 @@ class Pace:
     def waits_for(self, peer: str) -> bool:
         return peer not in self.unawaited
 
-    def close(self, round: int, late: Collection[str], now: float) -> Mapping[str, bool]:
-        """End the round. Returns, for each peer for which that changed, whether it is waited for from now on.
-
-        Args:
-            late: the peers that were waited for, and did not deliver.
-        """
+    def close(self, round: int, late: Collection[str], now: float) -> None:
+        """End the round, without the peers ``late``, which were waited for and did not deliver."""
         if (median := self.median(len(late))) is not None:
             self.span = self.patience * max(median, LEAST_SECONDS)
         if 2 * len(late) <= 1 + len(self.came) + len(late):
@@ -128,26 +121,23 @@ class Pace:
             self.prompt.discard((peer, round))
             self._was_in_time(peer)
         self.began = now
-        return self._changed()
+        self._note_changes()
 
-    def came_later(self, peer: str, round: int) -> Mapping[str, bool]:
-        """Note that a message of ``peer`` for a closed round came. Returns the same as :meth:`close`."""
+    def came_later(self, peer: str, round: int) -> None:
+        """Note that a message of ``peer`` for a closed round came."""
         if (peer, round) in self.prompt:
             self.prompt.discard((peer, round))
             if peer in self.unawaited:
                 self._was_in_time(peer)
-        return self._changed()
+        self._note_changes()
 
     def _was_in_time(self, peer: str) -> None:
         self.strikes[peer] = max(self.strikes.get(peer, 0) - 1, 0)
 
-    def _changed(self) -> Mapping[str, bool]:
-        unawaited = {
-            peer for peer, strikes in self.strikes.items() if strikes > (0 if peer in self.unawaited else LATE)
-        }
-        changed = {peer: peer not in unawaited for peer in sorted(unawaited ^ self.unawaited)}
-        self.unawaited = unawaited
-        return changed
+    def _note_changes(self) -> None:
+        before = self.unawaited
+        self.unawaited = {peer for peer, strikes in self.strikes.items() if strikes > (0 if peer in before else LATE)}
+        self.changes += [(peer, self.waits_for(peer)) for peer in sorted(before ^ self.unawaited)]
 
 
 def _upper_median(times: Collection[float], awaited: int) -> float | None:

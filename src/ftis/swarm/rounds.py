@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from ftis.admission import Collected, Reason, Rejection
 from ftis.config import NetworkConfig, Recipe
 from ftis.records.events import NetworkEvent
-from ftis.swarm.chunks import Assembly
 from ftis.swarm.facts import ExchangeError, Mismatch
-from ftis.swarm.manifest import Manifest
+from ftis.swarm.manifest import Assembly, Manifest
 from ftis.swarm.offers import OfferCheck, Refusal
 from ftis.swarm.others import Other
 from ftis.swarm.pace import Pace
@@ -97,15 +96,6 @@ def kept_rounds(recipe: Recipe) -> int:
     return max(KEEP_ROUNDS, recipe.training.save_every + 2)
 
 
-@dataclass(frozen=True)
-class _Awaited:
-    """The round that :meth:`Rounds.collect` was called for."""
-
-    round: int
-    since: float
-    wanted: tuple[str, ...]
-
-
 class Rounds:
     """One peer's view of a run's rounds.
 
@@ -115,6 +105,10 @@ class Rounds:
         settings: quorum, deadline and the like.
         check: the check of every offer.
         keep: rounds for which peers keep their messages on offer; it bounds the memory for one that is ahead.
+
+    Attributes:
+        round: the round that is awaited.
+        wanted: the peers that it is to hear.
     """
 
     def __init__(
@@ -124,7 +118,7 @@ class Rounds:
         self._others = {name: Other() for name in others}
         self._last_round = rounds - 1
         self._max_offers = 4 * keep
-        self._awaited = _Awaited(0, 0.0, ())
+        self.round, self.wanted, self._since = 0, tuple[str, ...](), 0.0
         self._pace = Pace(settings.patience)
         self._first_round = 0
         self._entered = float("inf")
@@ -133,7 +127,6 @@ class Rounds:
         self._rejections: list[Rejection] = []
         self._rejected: Counter[tuple[str, Reason]] = Counter()
         self._notified: set[tuple[str, Reason]] = set()
-        self._changes: list[tuple[str, bool]] = []
         self._waited: dict[str, float] = {}
         self._mismatches: dict[str, Mismatch] = {}
 
@@ -147,7 +140,7 @@ class Rounds:
     @property
     def milliseconds(self) -> list[int]:
         """The statements of the peers that the last round waited for, of those that are present."""
-        of = [self._others[name] for name in self._awaited.wanted]
+        of = [self._others[name] for name in self.wanted]
         return [other.milliseconds for other in of if other.live and other.milliseconds]
 
     @property
@@ -161,10 +154,8 @@ class Rounds:
 
     def may_leave(self) -> bool:
         """Whether no peer is left that may need this one's messages, once it has finished."""
-        others = self._others.values()
-        if all(other.has_finished(self._last_round) for other in others):
-            return True
-        return not self.lock_step and not self.live
+        all_finished = all(other.has_finished(self._last_round) for other in self._others.values())
+        return all_finished or not (self.lock_step or self.live)
 
     # --- taking part ------------------------------------------------------------------------------
 
@@ -172,7 +163,7 @@ class Rounds:
         """This peer starts, or restarts, at ``round``. Before :meth:`catch_up`, ask everybody for manifests."""
         self._first_round, self._entered = round, now
         self._pace.began = now
-        self._awaited = _Awaited(round, now, ())  # so that older offers, which anybody can send again, are no news
+        self.round, self._since = round, now  # so that older offers, which anybody can send again, are no news
         for other in self._others.values():
             other.forget_before(self._oldest)
 
@@ -284,7 +275,7 @@ class Rounds:
             other.refused.pop(round, None)
             self._pace.heard.setdefault((peer, round), now)
         if is_news or round < self._oldest:
-            self._changes += self._pace.offered(peer, round, now, not is_news).items()
+            self._pace.offered(peer, round, now, too_late=not is_news)
         return []
 
     def _is_news(self, other: Other, offer: Manifest, known: Manifest | None) -> bool:
@@ -304,8 +295,7 @@ class Rounds:
 
     def _needed_after(self, other: Other, round: int) -> tuple[bool, bool, int]:
         """Sorts a peer's offers by when they are needed: the awaited round, those after it, late ones, those taken."""
-        awaited = self._awaited.round
-        return round in other.taken, round < awaited, abs(round - awaited)
+        return round in other.taken, round < self.round, abs(round - self.round)
 
     def _refuse(self, peer: str, refusal: Refusal) -> list[Decision]:
         if refusal.round is not None:
@@ -335,12 +325,6 @@ class Rounds:
         self._mismatches[peer] = differs
         return [self._notice("mismatch", differs.of([peer]))]
 
-    def _who_means_another(self) -> str:
-        alike: dict[Mismatch, list[str]] = {}
-        for peer, differs in self._mismatches.items():
-            alike.setdefault(differs, []).append(peer)
-        return "; ".join(differs.of(peers) for differs, peers in alike.items())
-
     # --- contents ---------------------------------------------------------------------------------
 
     def wants(self, offer: Manifest) -> bool:
@@ -362,16 +346,16 @@ class Rounds:
         other.fetching.discard(offer.round)
         if contents is not None and other.offers.get(offer.round) == offer:
             other.contents[offer.round] = contents
-            self._changes += self._pace.came_later(offer.peer, offer.round).items()
+            self._pace.came_later(offer.peer, offer.round)
 
     # --- closing a round --------------------------------------------------------------------------
 
     def collect(self, round: int, now: float, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> None:
         """Await ``round`` from now on; :meth:`ftis.swarm.link.NetworkExchange.collect` has the arguments."""
-        self._awaited = _Awaited(round, now, tuple(name for name in self._others if name not in skip))
-        self._noticed = self._asked = now
+        self.round, self.wanted = round, tuple(name for name in self._others if name not in skip)
+        self._since = self._noticed = self._asked = now
         self._waited = {}
-        self._changes += self._pace.start(now, self._oldest).items()
+        self._pace.start(now, self._oldest)
         for name in offers_only:
             if name in self._others:
                 self._others[name].offers_only.add(round)
@@ -384,17 +368,15 @@ class Rounds:
         Raises:
             ExchangeError: below the quorum, and the recipe says stop; or nobody came because all mean another run.
         """
-        round = self._awaited.round
         decisions: list[Decision] = self._fetches()
         waiting = self._waiting_for(now, decisions)
-        self._waited |= dict.fromkeys(waiting, now - self._awaited.since)
+        self._waited |= dict.fromkeys(waiting, now - self._since)
         if not waiting:
             return [*decisions, Closed(self._take())]
         if now - self._noticed > NOTICE_SECONDS:
             self._noticed = now
-            seconds = f"{now - self._awaited.since:.0f} s so far"
-            text = f"round {round + 1}: waiting for {self._in_words(waiting, now)}, {seconds}{self._remedy(waiting)}"
-            decisions.append(self._notice("waiting", text))
+            who = f"waiting for {self._in_words(waiting, now)}, {now - self._since:.0f} s so far"
+            decisions.append(self._of_round("waiting", who + self._remedy(waiting)))
         if now - self._asked > CATCH_UP_SECONDS:
             self._asked = now
             decisions.append(Ask())
@@ -403,29 +385,26 @@ class Rounds:
     @property
     def _oldest(self) -> int:
         """The earliest round whose messages may still be learned from."""
-        return self._awaited.round - self.settings.max_staleness
+        return self.round - self.settings.max_staleness
 
     def _fetches(self) -> list[Decision]:
         """One fetch at a time per peer, this round's before late ones, and beside late ones that are under way."""
         oldest = max(self._oldest, self._first_round)
         fetches: list[Decision] = []
-        for name in self._awaited.wanted:
+        for name in self.wanted:
             other = self._others[name]
             done = other.contents.keys() | other.taken | other.refused.keys() | other.offers_only
-            due = [
-                of_round
-                for of_round in other.offers
-                if oldest <= of_round <= self._awaited.round and of_round not in done
-            ]
-            self._pace.asked.update((name, of_round) for of_round in due)
-            if due and (not other.fetching or max(due) == self._awaited.round) and max(due) not in other.fetching:
-                other.fetching.add(max(due))
-                fetches.append(Fetch(other.offers[max(due)]))
+            due = [round for round in other.offers if oldest <= round <= self.round and round not in done]
+            self._pace.asked.update((name, round) for round in due)
+            newest = max(due, default=-1)
+            if due and newest not in other.fetching and (not other.fetching or newest == self.round):
+                other.fetching.add(newest)
+                fetches.append(Fetch(other.offers[newest]))
         return fetches
 
     def _waiting_for(self, now: float, decisions: list[Decision]) -> list[str]:
         """The peers still waited for. Without any the round closes, and ``decisions`` names the missing ones."""
-        round, wanted = self._awaited.round, self._awaited.wanted
+        round, wanted = self.round, self.wanted
         delivered = [name for name in wanted if self._others[name].has_delivered(round)]
         for name in delivered:
             self._pace.delivered(name, round, now)
@@ -440,23 +419,20 @@ class Rounds:
         is_quorum = len(delivered) >= min(self.settings.quorum, len(wanted) - len(through))
         expected = [name for name in missing if name not in past and self._is_expected(name, now)]
         in_time = [name for name in expected if not (is_quorum and self._is_late(name, expected, now))]
-        if in_time and now - self._awaited.since <= self.settings.deadline:
+        if in_time and now - self._since <= self.settings.deadline:
             return in_time
         if not is_quorum:
             if self._waits_below_quorum(len(delivered), undelivered, now):
                 return undelivered
-            text = f"round {round + 1}: going on alone, missing: {self._in_words(undelivered)}"
-            decisions.append(self._notice("alone", text))
+            decisions.append(self._of_round("alone", f"going on alone, missing: {self._in_words(undelivered)}"))
         if through:
-            text = f"round {round + 1}: without {', '.join(through)}, who finished it before"
-            decisions.append(self._notice("finished", text))
+            decisions.append(self._of_round("finished", f"without {', '.join(through)}, who finished it before"))
         aside = [name for name in self._others if name not in wanted]
         if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
-            text = f"round {round + 1}: below the quorum without {', '.join(aside)}, set aside"
-            decisions.append(self._notice("aside", text))
+            decisions.append(self._of_round("aside", f"below the quorum without {', '.join(aside)}, set aside"))
         if expected:
-            text = f"round {round + 1}: closed {self._reason(expected, now)} without {', '.join(expected)}"
-            decisions.append(self._notice("deadline", text))
+            why = self._reason(expected, now)
+            decisions.append(self._of_round("deadline", f"closed {why} without {', '.join(expected)}"))
         self._end_of_round(now, [name for name in expected if self._others[name].met], decisions)
         return []
 
@@ -467,38 +443,40 @@ class Rounds:
 
     def _reason(self, late: Collection[str], now: float) -> str:
         """The reason to close a round without these."""
-        if now - self._awaited.since > self.settings.deadline:
+        if now - self._since > self.settings.deadline:
             return "at its deadline"
         return f"after {now - self._pace.began:.1f} s (median {self._pace.median(len(late)) or 0:.1f} s)"
 
     def _end_of_round(self, now: float, late: Collection[str], decisions: list[Decision]) -> None:
         """Note who was late, and name those that are waited for no longer or again."""
-        round = self._awaited.round
-        changes = [*self._changes, *self._pace.close(round, late, now).items()]
-        self._changes.clear()
-        for name, again in changes:
+        self._pace.close(self.round, late, now)
+        for name, again in self._pace.changes:
             how = "waited for again, after rounds in time" if again else "not waited for any longer: often late"
-            decisions.append(self._notice("pace", f"round {round + 1}: {name} is {how}"))
+            decisions.append(self._of_round("pace", f"{name} is {how}"))
+        self._pace.changes.clear()
 
     def _has_left_behind(self, other: Other) -> bool:
         """Whether it will not come back to this round: it has finished, or is further ahead than anybody waits.
 
         Its offer may still be known although nobody holds the contents any more, as after this peer was asleep.
         """
-        far = not self.lock_step and other.newest > self._awaited.round + self.settings.max_staleness
-        return far or (other.has_finished(self._last_round) and not other.serves(self._awaited.round))
+        far = not self.lock_step and other.newest > self.round + self.settings.max_staleness
+        return far or (other.has_finished(self._last_round) and not other.serves(self.round))
 
     def _waits_below_quorum(self, delivered: int, undelivered: list[str], now: float) -> bool:
         """Whether the round stays open below the quorum, or goes on without the others."""
         if self.settings.below_quorum == "stop":
             raise ExchangeError(
-                f"round {self._awaited.round + 1}: {delivered} of {self.settings.quorum} peers needed delivered "
+                f"round {self.round + 1}: {delivered} of {self.settings.quorum} peers needed delivered "
                 f'(missing: {self._in_words(undelivered)}), and network.below_quorum = "stop": see whether they run, '
                 f"then start again with --resume"
             )
         met_nobody = not any(other.met for other in self._others.values())
         if met_nobody and self._mismatches and not self._is_starting(now):
-            raise ExchangeError(self._who_means_another())
+            alike: dict[Mismatch, list[str]] = {}
+            for peer, differs in self._mismatches.items():
+                alike.setdefault(differs, []).append(peer)
+            raise ExchangeError("; ".join(differs.of(peers) for differs, peers in alike.items()))
         return self.settings.below_quorum == "wait"
 
     def _is_starting(self, now: float) -> bool:
@@ -506,7 +484,7 @@ class Rounds:
 
     def _is_expected(self, name: str, now: float) -> bool:
         """Whether a peer that has not delivered is worth waiting for."""
-        round, other = self._awaited.round, self._others[name]
+        round, other = self.round, self._others[name]
         if not other.met:
             return self._is_starting(now)
         self._pace.seen.setdefault(name, now)
@@ -519,7 +497,7 @@ class Rounds:
         return other.gone_since is not None and now - other.gone_since < GRACE_SECONDS
 
     def _take(self) -> Collected:
-        round, wanted = self._awaited.round, self._awaited.wanted
+        round, wanted = self.round, self.wanted
         messages: dict[str, bytes] = {}
         late: list[tuple[str, int, bytes]] = []
         missing: list[str] = []
@@ -553,23 +531,24 @@ class Rounds:
         """The remedy for peers without a sign; empty if all are present."""
         unseen = [name for name in names if not (self._others[name].met or name in self._mismatches)]
         gone = [name for name in names if self._others[name].gone_since is not None]
-        refused = [name for name in names if self._awaited.round in self._others[name].refused]
+        refused = [name for name in names if self.round in self._others[name].refused]
         twice = [name for name in refused if (name, Reason.EQUIVOCATION) in self._notified]
-        text = ""
-        if unseen:
-            text += f"; start {', '.join(unseen)}, or check on both sides who listens and connects where"
-        if gone:
-            text += f"; start {', '.join(gone)} again there with --resume, or mend the connection"
-        if twice:
-            text += f"; run each of {', '.join(twice)} in one place only, and start it again there with --resume"
-        return text
+        remedies = (
+            (unseen, "start {}, or check on both sides who listens and connects where"),
+            (gone, "start {} again there with --resume, or mend the connection"),
+            (twice, "run each of {} in one place only, and start it again there with --resume"),
+        )
+        return "".join("; " + remedy.format(", ".join(peers)) for peers, remedy in remedies if peers)
 
     def _state(self, name: str, now: float | None = None) -> str:
         other = self._others[name]
         if not other.met and name in self._mismatches:
             return "means another run"
-        state, since = other.state(self._awaited.round), other.gone_since
+        state, since = other.state(self.round), other.gone_since
         return state if since is None or now is None or state != "gone" else f"gone for {now - since:.0f} s"
 
     def _notice(self, what: str, text: str) -> NetworkEvent:
-        return NetworkEvent(what, text, self._awaited.round)
+        return NetworkEvent(what, text, self.round)
+
+    def _of_round(self, what: str, text: str) -> NetworkEvent:
+        return self._notice(what, f"round {self.round + 1}: {text}")

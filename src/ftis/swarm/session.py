@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +81,16 @@ def ways_in(settings: NetworkConfig) -> list[str]:
     if settings.mode == "client" or (settings.connect and not settings.listen):
         return [f"listens nowhere: the others reach this peer through {', '.join(settings.connect)}"]
     for endpoint in settings.listen or [f"tcp/127.0.0.1:{settings.port}"]:
-        found = re.fullmatch(rf"({PROTOCOLS})/({HOST}):([0-9]+).*", endpoint)
-        if found is None:
-            lines.append(f"listens at {endpoint}")
-            continue
-        protocol, host, port = found.groups()
-        if host in ("127.0.0.1", "localhost", "[::1]"):
-            lines.append(
-                f"listens at {endpoint}, for this machine alone: for another machine, --listen {protocol}/0.0.0.0:"
-                f"{port} here and --connect {protocol}/{here}:{port} there"
-            )
-        else:
-            host = here if host in ("0.0.0.0", "[::]") else host
-            with_tls = " and --tls" if protocol == "tls" else ""
-            lines.append(f"listens at {endpoint}: the others give --connect {protocol}/{host}:{port}{with_tls}")
+        line = f"listens at {endpoint}"
+        if found := re.fullmatch(rf"({PROTOCOLS})/({HOST}):([0-9]+).*", endpoint):
+            protocol, host, port = found.groups()
+            if host in ("127.0.0.1", "localhost", "[::1]"):
+                line += f", for this machine alone: for another machine, --listen {protocol}/0.0.0.0:{port} here and "
+                line += f"--connect {protocol}/{here}:{port} there"
+            else:
+                host = here if host in ("0.0.0.0", "[::]") else host
+                line += f": the others give --connect {protocol}/{host}:{port}" + " and --tls" * (protocol == "tls")
+        lines.append(line)
     return lines
 
 
@@ -112,14 +108,13 @@ def check_endpoints(settings: NetworkConfig) -> None:
     Raises:
         ExchangeError: an endpoint is no ``protocol/host:port``, or a file of certificates is missing.
     """
-    for key in ("listen", "connect"):
-        for endpoint in getattr(settings, key):
-            if not ENDPOINT.fullmatch(endpoint):
-                found = NEARLY.fullmatch(endpoint.strip())
-                better = "in tcp/192.168.1.20:7447"
-                if found:
-                    better = f"{found[1] or 'tcp'}/{found[2]}:{found[3] or settings.port}"
-                raise ExchangeError(f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}")
+    listen, connect = (("listen", at) for at in settings.listen), (("connect", at) for at in settings.connect)
+    for key, endpoint in (*listen, *connect):
+        if not ENDPOINT.fullmatch(endpoint):
+            found, better = NEARLY.fullmatch(endpoint.strip()), "in tcp/192.168.1.20:7447"
+            if found:
+                better = f"{found[1] or 'tcp'}/{found[2]}:{found[3] or settings.port}"
+            raise ExchangeError(f"{key}: {endpoint!r} is no protocol/host:port: write it as {better}")
     for file in (settings.tls_authority, settings.tls_certificate, settings.tls_key):
         if file is not None and not Path(file).is_file():
             raise ExchangeError(f"no certificate or key at {file}: make them with ftis keys new --tls")
@@ -144,24 +139,14 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
         ) from None
 
 
-def ask_everybody(
-    session: zenoh.Session, key: str, seconds: float, where: zenoh.Locality = zenoh.Locality.ANY, handler: Any = None
-) -> Iterable[zenoh.Reply]:
+def ask_everybody(session: zenoh.Session, key: str, seconds: float, handler: Any = None, **more: Any) -> Any:
     """Every answer, several to the same key included: one that lies must not take the place of one that does not.
 
     Args:
         handler: hears the answers instead of returning them.
     """
-    replies: Iterable[zenoh.Reply] = session.get(
-        key,
-        handler,
-        target=zenoh.QueryTarget.ALL,
-        consolidation=zenoh.ConsolidationMode.NONE,
-        congestion_control=BLOCK,
-        timeout=seconds,
-        allowed_destination=where,
-    )
-    return replies
+    every: dict[str, Any] = {"target": zenoh.QueryTarget.ALL, "consolidation": zenoh.ConsolidationMode.NONE}
+    return session.get(key, handler, congestion_control=BLOCK, timeout=seconds, **every, **more)
 
 
 class Question:
@@ -189,7 +174,7 @@ class Question:
         self._is_right, self._end = is_right, end
         self.over = False
         hears = zenoh.handlers.Callback(self._hear, drop=self._be_over, indirect=False)
-        ask_everybody(session, key, seconds, zenoh.Locality.REMOTE, handler=hears)
+        ask_everybody(session, key, seconds, hears, allowed_destination=zenoh.Locality.REMOTE)
 
     def _hear(self, reply: zenoh.Reply) -> None:
         if reply.ok is not None and not self.over and self._is_right(reply.ok):
@@ -204,9 +189,8 @@ class Question:
 def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
     """The status of each reachable peer of any run, as it says itself."""
     replies = ask_everybody(session, "ftis/status/*/*", seconds=1.0)
-    found = [read_status(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None]
-    statuses = [status for status in found if status is not None]
-    return sorted(statuses, key=lambda status: (str(status.get("name")), str(status.get("peer"))))
+    found = (read_status(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None)
+    return sorted(filter(None, found), key=lambda status: (str(status.get("name")), str(status.get("peer"))))
 
 
 def read_status(data: bytes) -> dict[str, Any] | None:
@@ -217,11 +201,8 @@ def read_status(data: bytes) -> dict[str, Any] | None:
     claims = read_facts(data)
     if claims is None:
         return None
-    found: dict[str, Any] = {
-        key: claims[key][:LONGEST_TEXT]
-        for key in ("run", "peer", "name", "state", "version", "tokenizer")
-        if isinstance(claims.get(key), str)
-    }
+    texts = {key: claims.get(key) for key in ("run", "peer", "name", "state", "version", "tokenizer")}
+    found: dict[str, Any] = {key: text[:LONGEST_TEXT] for key, text in texts.items() if isinstance(text, str)}
     found |= {key: claims[key] for key in ("round", "rounds") if is_count(claims.get(key))}
     if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
         found["reward"] = float(claims["reward"])
