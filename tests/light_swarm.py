@@ -28,6 +28,12 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def tls_files(place: Path, name: str) -> dict[str, str]:
+    """The keys of [network] for a peer's certificate in ``place``."""
+    files = {"tls_authority": "ca.pem", "tls_certificate": f"{name}.pem", "tls_key": f"{name}.tls.key"}
+    return {key: str(place / file) for key, file in files.items()}
+
+
 @dataclass
 class Swarm:
     """Peers of one run in ``place``; each can be started, killed, frozen and started again.
@@ -62,13 +68,8 @@ class Swarm:
             new_certificates(self.place, self.names)
             address = {name: f"tls/127.0.0.1:{free_port()}" for name in self.names}
             for name in self.names:
-                self.own_network[name] = {
-                    "listen": [address[name]],
-                    "connect": [address[other] for other in self.names if other != name],
-                    "tls_authority": str(self.place / "ca.pem"),
-                    "tls_certificate": str(self.place / f"{name}.pem"),
-                    "tls_key": str(self.place / f"{name}.tls.key"),
-                }
+                others = [address[other] for other in self.names if other != name]
+                self.own_network[name] = {"listen": [address[name]], "connect": others, **tls_files(self.place, name)}
 
     def __enter__(self) -> Swarm:
         return self
@@ -79,12 +80,14 @@ class Swarm:
 
     def start(self, *names: str) -> None:
         for name in names or self.names:
-            command = [*self.prefix.get(name, []), sys.executable, str(SCRIPT), "--name", name]
-            command += ["--peers", ",".join(self.names), "--rounds", str(self.rounds)]
-            command += ["--pause", str(self.pauses.get(name, 0.1)), "--key", str(self.place / f"{name}.key")]
-            command += ["--roster", str(self.place / "roster.toml"), "--out", str(self.out(name))]
-            command += ["--network", json.dumps({**self.network, **self.own_network.get(name, {})})]
-            command += ["--hold", str(self.holds.get(name, -1))]
+            options = {
+                **{"name": name, "peers": ",".join(self.names), "rounds": self.rounds, "out": self.out(name)},
+                **{"key": self.place / f"{name}.key", "roster": self.place / "roster.toml"},
+                **{"pause": self.pauses.get(name, 0.1), "hold": self.holds.get(name, -1)},
+                "network": json.dumps({**self.network, **self.own_network.get(name, {})}),
+            }
+            command = [*self.prefix.get(name, []), sys.executable, str(SCRIPT)]
+            command += [part for key, value in options.items() for part in (f"--{key}", str(value))]
             if name in self.processes:
                 self._earlier[name] += self.processes[name].lines
             log, quiet = self.place / f"{name}.log", {"RUST_LOG": "error"}

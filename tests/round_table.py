@@ -16,14 +16,7 @@ from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import CHUNK_BYTES, Assembly, Manifest
 from ftis.swarm.offers import OfferCheck
-from ftis.swarm.rounds import (
-    Announce,
-    Ask,
-    Closed,
-    Decision,
-    Fetch,
-    Rounds,
-)
+from ftis.swarm.rounds import Announce, Ask, Decision, Rounds
 
 RUN = "0" * 32
 ROUNDS = 20
@@ -47,9 +40,8 @@ class Table:
     now: float = 100.0
 
     def __post_init__(self) -> None:
-        network = NetworkConfig.model_validate(
-            {"deadline": 20.0, "start_seconds": 10.0, "patience": math.inf, **self.settings}
-        )
+        usual = {"deadline": 20.0, "start_seconds": 10.0, "patience": math.inf}
+        network = NetworkConfig.model_validate(usual | self.settings)
         roster = None if self.is_open else {name: public_hex(KEYS[name]) for name in "abcd"}
         check = OfferCheck(RUN, ROUNDS, roster, MAX_BYTES, MAX_ITEMS)
         self.rounds = Rounds(tuple(self.names), ROUNDS, network, check)
@@ -66,12 +58,12 @@ class Table:
                     self.said.append(decision)
                 case Ask(peer):
                     self.asked.append(peer)
-                case Fetch(offer):
-                    self.to_fetch.append(offer)
+                case Manifest():
+                    self.to_fetch.append(decision)
                 case Announce(round):
                     self.announced.append(round)
-                case Closed(collected):
-                    self.closed = collected
+                case Collected():
+                    self.closed = decision
 
     def enter(self, round: int = 0) -> int:
         self.rounds.enter(round, self.now)
@@ -100,9 +92,8 @@ class Table:
         signer = other.pop("signer", name)
         data = contents_of(name, round) if data is None else data
         document = manifests.to_bytes(replace(manifests.describe(RUN, name, round, life, data, ()), **other))
-        self.heed(
-            self.rounds.offered(found_peer, found_round, document, manifests.seal(KEYS[signer], document), self.now)
-        )
+        seal = manifests.seal(KEYS[signer], document)
+        self.heed(self.rounds.offered(found_peer, found_round, document, seal, self.now))
 
     def collect(self, round: int, skip: str = "", offers_only: str = "") -> None:
         self.closed = None

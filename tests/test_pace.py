@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftis.admission import Collected
 from ftis.config import NetworkConfig
 from ftis.records.events import NetworkEvent
 from ftis.swarm import manifest as manifests
@@ -20,7 +21,7 @@ from ftis.swarm.identity import public_hex
 from ftis.swarm.manifest import Assembly, Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.pace import LATE, LEAST_SECONDS, Pace
-from ftis.swarm.rounds import Closed, Fetch, Rounds
+from ftis.swarm.rounds import Rounds
 
 RUN, ROUNDS, TICK = "0" * 32, 40, 1.0
 DEADLINE, PATIENCE = 120.0, NetworkConfig().patience
@@ -74,14 +75,14 @@ class Seat:
 
     def poll(self, now: float) -> None:
         for decision in self.rounds.poll(now) if self.is_waiting else ():
-            if isinstance(decision, Fetch):
-                self.fetching.append(decision.offer)
+            if isinstance(decision, Manifest):
+                self.fetching.append(decision)
             elif isinstance(decision, NetworkEvent):
                 self.said.append(decision)
-            elif isinstance(decision, Closed):
+            elif isinstance(decision, Collected):
                 self.closed[self.round] = now - self.began
-                self.waited.update(decision.collected.waited)
-                self.late |= {name for name, *_ in decision.collected.late}
+                self.waited.update(decision.waited)
+                self.late |= {name for name, *_ in decision.late}
                 self.round, _ = self.rounds.catch_up(self.round + 1)
                 self.began, self.ready, self.is_waiting = now, now + self.seconds(self.round), False
 
@@ -92,15 +93,13 @@ Malice = Callable[[Seat, str, float], None]
 
 def play(honest: Sequence[Callable[[int], float]], bad: Sequence[Malice] = (), staleness: int = 1) -> list[Seat]:
     """A swarm of honest peers a, b, … and bad ones z, y, … until the first honest one has closed all its rounds."""
-    names = [chr(ord("a") + i) for i in range(len(honest))]
-    others = [chr(ord("z") - i) for i in range(len(bad))]
-    everybody = [*names, *others]
-    check = {name: public_hex(key_of(name)) for name in everybody}
+    names, others = "abcdefgh"[: len(honest)], "zyx"[: len(bad)]
+    roster = {name: public_hex(key_of(name)) for name in names + others}
+    settings = NetworkConfig(deadline=DEADLINE, max_staleness=staleness)
     seats = []
     for name, seconds in zip(names, honest, strict=True):
-        there = [other for other in everybody if other != name]
-        settings = NetworkConfig(deadline=DEADLINE, max_staleness=staleness)
-        made = Rounds(there, 10**6, settings, OfferCheck(RUN, 10**6, check, 1000, 1))
+        there = [other for other in roster if other != name]
+        made = Rounds(there, 10**6, settings, OfferCheck(RUN, 10**6, roster, 1000, 1))
         made.enter(0, 0.0)
         for other in there:
             made.present(other, f"{other}/1/0", 0)
@@ -128,12 +127,17 @@ def play(honest: Sequence[Callable[[int], float]], bad: Sequence[Malice] = (), s
     return seats
 
 
-def steady(seconds: float) -> Callable[[int], float]:
-    return lambda round: seconds
+def be_silent(seat: Seat, name: str, now: float) -> None:
+    pass
+
+
+def half_arrive(seat: Seat, name: str, now: float) -> None:
+    """Offer, and never hand the contents over."""
+    seat.receive(name, seat.round, now)
 
 
 def deliver(seat: Seat, name: str, now: float) -> None:
-    seat.receive(name, seat.round, now)
+    half_arrive(seat, name, now)
     seat.poll(now)
     seat.serve(name)
 
@@ -142,15 +146,6 @@ def stall(seat: Seat, name: str, now: float) -> None:
     """Deliver at the last moment at which it is waited for. It reads the victim's memory."""
     if seat.end_for(name) - TICK < now <= seat.end_for(name):
         deliver(seat, name, now)
-
-
-def be_silent(seat: Seat, name: str, now: float) -> None:
-    pass
-
-
-def half_arrive(seat: Seat, name: str, now: float) -> None:
-    """Offer, and never hand the contents over."""
-    seat.receive(name, seat.round, now)
 
 
 def alternate(seat: Seat, name: str, now: float) -> None:
@@ -164,19 +159,14 @@ def stall_for_one(seat: Seat, name: str, now: float) -> None:
 
 def be_late_if_it_costs(seat: Seat, name: str, now: float) -> None:
     """Be late whenever that costs something, and in time otherwise."""
-    waited = seat.rounds._pace.waits_for(name)
-    (be_silent if waited else deliver)(seat, name, now)
+    (be_silent if seat.rounds._pace.waits_for(name) else deliver)(seat, name, now)
 
 
-def slow_at_first(round: int) -> float:
-    return SAMPLING * (9 if round < 6 else 1)
+def slow_until(end: int, medians: float) -> Callable[[int], float]:
+    return lambda round: SAMPLING * (9 if round < end else medians)
 
 
-def slower_after_a_pause(medians: float) -> Callable[[int], float]:
-    return lambda round: SAMPLING * (9 if round < 3 else medians)
-
-
-USUAL, SLOW = steady(SAMPLING), steady(9 * SAMPLING)
+USUAL, SLOW = slow_until(0, 1), slow_until(0, 9)
 TWICE = 1 + 2 * PATIENCE / ROUNDS
 """The mean length of a round, in medians, if a peer is waited for in vain twice."""
 OFTEN = TWICE + (PATIENCE - 1) / (LATE + 1)
@@ -197,12 +187,12 @@ class Swarm:
 SWARMS = {
     "nobody is slow": Swarm([USUAL] * 4, [], 1.0),
     "one is slow": Swarm([USUAL] * 3 + [SLOW], [], TWICE, "d"),
-    "one is slow, and within the patience": Swarm([USUAL] * 3 + [steady(3 * SAMPLING)], [], 3.0),
+    "one is slow, and within the patience": Swarm([USUAL] * 3 + [slow_until(0, 3)], [], 3.0),
     "one is slow in every second round": Swarm([USUAL] * 3 + [lambda r: SAMPLING * (9 - r % 2 * 8)], [], OFTEN, None),
-    "one is slow at first": Swarm([USUAL] * 3 + [slow_at_first], [], TWICE),
-    "one pauses, and is slow within the patience": Swarm([USUAL] * 3 + [slower_after_a_pause(2.5)], [], 2.5),
-    "the same, and nothing late counts": Swarm([USUAL] * 3 + [slower_after_a_pause(2)], [], 2.0, staleness=0),
-    "one is slow at first, and nothing late counts": Swarm([USUAL] * 3 + [slow_at_first], [], TWICE, staleness=0),
+    "one is slow at first": Swarm([USUAL] * 3 + [slow_until(6, 1)], [], TWICE),
+    "one pauses, and is slow within the patience": Swarm([USUAL] * 3 + [slow_until(3, 2.5)], [], 2.5),
+    "the same, and nothing late counts": Swarm([USUAL] * 3 + [slow_until(3, 2)], [], 2.0, staleness=0),
+    "one is slow at first, and nothing late counts": Swarm([USUAL] * 3 + [slow_until(6, 1)], [], TWICE, staleness=0),
     "half of all are slow": Swarm([USUAL] * 2 + [SLOW] * 2, [], 9.0),
     "all are slow": Swarm([SLOW] * 4, [], 9.0),
     "all are slow in some rounds": Swarm([lambda r: SAMPLING * (1 if r % 5 else 9)] * 4, [], 2.6),
@@ -266,14 +256,13 @@ times = st.lists(st.floats(0, 1e3), min_size=1, max_size=8)
 def test_less_than_half_of_all_move_the_median_no_further_than_honest_peers_are(
     honest: list[float], others: list[float], to_come: int
 ) -> None:
-    pace = Pace(PATIENCE, since=honest[0])
+    pace, first = Pace(PATIENCE, since=honest[0]), honest[0]
     bad = others[: max(0, len(honest) - 1)]
     to_come = min(to_come, len(honest) - 1 - len(bad))
     for number, seconds in enumerate(sorted([*honest[1:], *bad])):
-        pace.delivered(f"p{number}", 0, honest[0] + seconds)
+        pace.delivered(f"p{number}", 0, first + seconds)
+    came = [first, *(first + seconds for seconds in honest[1:])]
     median = pace.median(to_come)
     assert median is not None
-    came = [honest[0], *(honest[0] + seconds for seconds in honest[1:])]
     assert min(came) <= median <= max(came)
-    end = pace.end("p", to_come)
-    assert end <= max(came) + (PATIENCE - 1) * max(max(came), LEAST_SECONDS)
+    assert pace.end("p", to_come) <= max(came) + (PATIENCE - 1) * max(*came, LEAST_SECONDS)

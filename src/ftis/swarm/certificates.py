@@ -46,17 +46,14 @@ def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str]
                 raise IdentityError(f"{path} exists already: move it away to make a new one")
     known_as = {name: [_host(h) for h in dict.fromkeys([name, "localhost", "127.0.0.1", *hosts])] for name in names}
     authority_key, authority = _authority(directory)
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     for name in names:
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = (
-            _certificate(subject, authority.subject, key.public_key())
+            _certificate(_named(name), authority.subject, key.public_key())
             .add_extension(x509.SubjectAlternativeName(known_as[name]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
+            .add_extension(usage, critical=False)
             .sign(authority_key, hashes.SHA256())
         )
         write_private(directory / f"{name}.tls.key", key)
@@ -71,9 +68,8 @@ def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
             owner = certificate.public_key()
         except UNREADABLE as error:
-            raise IdentityError(
-                f"the authority in {directory} cannot be read ({error}): bring back its ca.key and ca.pem"
-            ) from None
+            remedy = "bring back its ca.key and ca.pem"
+            raise IdentityError(f"the authority in {directory} cannot be read ({error}): {remedy}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise IdentityError(f"{key_file} is not a key of ftis keys new --tls: use another directory")
         if key.public_key() != owner:
@@ -81,8 +77,7 @@ def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
         return key, certificate
     if certificate_file.exists():
         raise IdentityError(f"{certificate_file} is there without its ca.key: bring it back or use another directory")
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ftis swarm authority")])
+    key, subject = ec.generate_private_key(ec.SECP256R1()), _named("ftis swarm authority")
     certificate = (
         _certificate(subject, subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -91,6 +86,10 @@ def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
     write_private(key_file, key)
     write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
     return key, certificate
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
@@ -110,8 +109,6 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        if not _HOST.fullmatch(host):
-            raise IdentityError(
-                f"{host!r} is not a host: give its address or DNS name in ASCII, without a port"
-            ) from None
-        return x509.DNSName(host)
+        if _HOST.fullmatch(host):
+            return x509.DNSName(host)
+    raise IdentityError(f"{host!r} is not a host: give its address or DNS name in ASCII, without a port")

@@ -18,8 +18,6 @@ SHOWN = 10
 """Differences that are named in one message."""
 MODULES = {"reward_modules": "reward module", "task_modules": "task module"}
 """Facts that hold the digests of modules of the user's own, and how messages call one of these modules."""
-
-
 OF_SCRIPT = {
     "task_digest": "train_dataset",
     "prompt": "chat_template_kwargs",
@@ -47,8 +45,8 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     Args:
         wire: the version of the message format that this peer writes and reads.
     """
-    training, environment = recipe.training, recipe.task.environment
-    of_episodes = {"environment": environment, "max_turns": recipe.sampling.max_turns} if environment else {}
+    training, environment, sampling = recipe.training, recipe.task.environment, recipe.sampling
+    of_episodes = {"environment": environment, "max_turns": sampling.max_turns} if environment else {}
     return {
         "name": recipe.name,
         "seed": recipe.seed,
@@ -57,14 +55,10 @@ def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
         **of_episodes,
         "prompt": recipe.prompt.model_dump(mode="json"),
         "reward": recipe.reward.model_dump(mode="json"),
-        "mode": training.mode,
-        "rounds": training.rounds,
-        "prompts_per_round": training.prompts_per_round,
-        "num_generations": recipe.sampling.num_generations,
-        "max_completion_length": recipe.sampling.max_completion_length,
-        "temperature": recipe.sampling.temperature,
-        "stop": list(recipe.sampling.stop),
-        "end_tokens": sorted(recipe.sampling.end_tokens),
+        **{name: getattr(training, name) for name in ("mode", "rounds", "prompts_per_round")},
+        **{name: getattr(sampling, name) for name in ("num_generations", "max_completion_length", "temperature")},
+        "stop": list(sampling.stop),
+        "end_tokens": sorted(sampling.end_tokens),
         "peers": [peer.name for peer in recipe.peers],
         "wire": wire,
         **({"exchange": "text"} if recipe.exchange == "text" else {}),
@@ -128,9 +122,8 @@ class Mismatch:
 
 def mismatch(recipe: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mismatch | None:
     """The differences between two peers' meaning of ``recipe``; None if they mean the same."""
-    differing = _differing(own, theirs)
     allowed = MODULES if own.get("allow_other_code") is theirs.get("allow_other_code") is True else ()
-    differing = [key for key in differing if key != "problems" and key not in allowed]
+    differing = [key for key in _differing(own, theirs) if key != "problems" and key not in allowed]
     if not differing:
         return None
     scripts = own.get("task") == "train_dataset"  # of TRL

@@ -92,9 +92,8 @@ def collect_roster(public_files: Iterable[Path]) -> dict[str, str]:
         except (OSError, ValueError) as error:
             raise IdentityError(f"{path} cannot be read: {error}") from None
         if not _HEX_KEY.fullmatch(public) or not PEER_NAME.fullmatch(name):
-            raise IdentityError(
-                f"{path} is not a public key (64 hex digits and a peer's name): give a .pub file of ftis keys new"
-            )
+            what = "a public key (64 hex digits and a peer's name)"
+            raise IdentityError(f"{path} is not {what}: give a .pub file of ftis keys new")
         if name in roster or public in roster.values():
             raise IdentityError(f"{path}: the name {name!r} or its key is given twice; leave one of the files out")
         roster[name] = public

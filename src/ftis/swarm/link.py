@@ -38,20 +38,10 @@ from ftis.records.events import NetworkEvent, Say, Stopped, unheard
 from ftis.swarm import manifest as manifests
 from ftis.swarm.facts import mismatch, other_code, read_facts
 from ftis.swarm.identity import Roster
-from ftis.swarm.manifest import Assembly
+from ftis.swarm.manifest import Assembly, Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.outbox import Outbox
-from ftis.swarm.rounds import (
-    CATCH_UP_SECONDS,
-    GRACE_SECONDS,
-    Announce,
-    Ask,
-    Closed,
-    Decision,
-    Fetch,
-    Rounds,
-    kept_rounds,
-)
+from ftis.swarm.rounds import CATCH_UP_SECONDS, GRACE_SECONDS, KEEP_ROUNDS, Announce, Ask, Decision, Rounds
 from ftis.swarm.session import BLOCK, Question, open_session
 from ftis.swarm.shares import Share
 from ftis.version import VERSION
@@ -87,12 +77,8 @@ class NetworkExchange:
     Args:
         run: the digest of all that the peers must agree on.
         facts: the values behind that digest: :func:`ftis.swarm.facts.agreement`, the roster and the tokenizer.
-        roster: public keys by name. None means an open swarm: the first key to use a name keeps it.
-        max_bytes: the most bytes of one message.
-        max_items: the most groups of one message.
-        outbox: a directory of this peer's own.
+        roster, max_bytes, max_items: as :class:`~ftis.swarm.offers.OfferCheck` has them.
         incarnation: how often this peer has been started.
-        should_stop: asked while waiting.
         say: hears events with a ``text`` for people. Called from several threads.
         status: the facts that ``ftis status`` shows; added to.
     """
@@ -117,11 +103,12 @@ class NetworkExchange:
         self.recipe, self.peer, self.run, self.incarnation = recipe, peer, run, incarnation
         self.facts = dict(facts)
         self.others = tuple(p.name for p in recipe.peers if p.name != peer)
-        keep = kept_rounds(recipe)
+        # A message stays on offer for longer than a peer that resumes from its checkpoint goes back.
+        keep = max(KEEP_ROUNDS, recipe.training.save_every + 2)
         self.outbox = Outbox(outbox, keep, run, peer, incarnation, key)
         check = OfferCheck(run, recipe.training.rounds, roster, max_bytes, max_items, self.outbox.first_keys)
         self.rounds = Rounds(self.others, recipe.training.rounds, recipe.network, check, keep)
-        self.share = Share.of(recipe, peer)
+        self.share = Share(peer, recipe.prompts_per_peer, recipe.most_prompts_per_peer, recipe.rollouts_per_group)
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
         self.status = {} if status is None else status
@@ -249,11 +236,7 @@ class NetworkExchange:
         self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
-        """The others' messages for ``round`` and late ones of rounds before.
-
-        Args:
-            skip: peers that are neither waited for nor heard.
-            offers_only: peers that are waited for, but whose messages are not fetched.
+        """The others' messages for ``round`` and late ones of rounds before; :class:`Outgoing` has the arguments.
 
         Raises:
             Stopped: asked to stop while waiting, or closed by another thread.
@@ -277,7 +260,7 @@ class NetworkExchange:
             if not decisions:
                 self.changed.wait_for(lambda: self._news != known, POLL_SECONDS)
         self._carry_out(decisions)
-        return next((decision.collected for decision in decisions if isinstance(decision, Closed)), None)
+        return next((decision for decision in decisions if isinstance(decision, Collected)), None)
 
     def _tell(self) -> None:
         """Wake the peer that waits: something was heard."""
@@ -289,17 +272,15 @@ class NetworkExchange:
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            match decision:
+            match decision:  # collected messages are collect's to return
                 case NetworkEvent():
                     self._say(decision)
                 case Announce(round):
                     self._announce(round)
                 case Ask(peer):
                     self._ask(peer, CATCH_UP_SECONDS)
-                case Fetch(offer):
-                    self._fetching.append(Fetching(Assembly(offer)))
-                case Closed():
-                    pass  # collect's to return
+                case Manifest():
+                    self._fetching.append(Fetching(Assembly(decision)))
 
     def _announce(self, round: int | None) -> None:
         """Declare that this peer takes part from ``round`` on, instead of what it declared before; None: it leaves."""

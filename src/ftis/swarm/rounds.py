@@ -6,7 +6,7 @@ clock) included; every call returns the decisions that the transport then carrie
     enter, catch_up            this peer takes part    -> Announce, NetworkEvent
     present, absent            another peer does       -> NetworkEvent, Ask
     offered, answered          manifests came          -> NetworkEvent
-    collect, then poll         a round is awaited      -> Fetch, Ask, NetworkEvent and at last Closed, or ExchangeError
+    collect, then poll         a round is awaited      -> Manifest, Ask, NetworkEvent, at last Collected
     fetched, corrupt           contents came, or junk
 
 A round closes at the first of these:
@@ -28,7 +28,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ftis.admission import Collected, Reason, Rejection
-from ftis.config import NetworkConfig, Recipe
+from ftis.config import NetworkConfig
 from ftis.records.events import NetworkEvent
 from ftis.swarm.facts import ExchangeError, Mismatch
 from ftis.swarm.manifest import Assembly, Manifest
@@ -74,26 +74,9 @@ class Ask:
     peer: str | None = None
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """Fetch the contents of ``offer`` while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`."""
-
-    offer: Manifest
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The round that was awaited is over."""
-
-    collected: Collected
-
-
-Decision = Announce | Ask | Fetch | NetworkEvent | Closed
-
-
-def kept_rounds(recipe: Recipe) -> int:
-    """Rounds for which a message stays on offer: longer than a peer that resumes from its checkpoint goes back."""
-    return max(KEEP_ROUNDS, recipe.training.save_every + 2)
+Decision = Announce | Ask | Manifest | NetworkEvent | Collected
+"""A manifest: fetch its contents while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`. What is collected:
+the round that was awaited is over."""
 
 
 class Rounds:
@@ -102,13 +85,10 @@ class Rounds:
     Args:
         others: the names of all other peers.
         rounds: of the run.
-        settings: quorum, deadline and the like.
-        check: the check of every offer.
         keep: rounds for which peers keep their messages on offer; it bounds the memory for one that is ahead.
 
     Attributes:
-        round: the round that is awaited.
-        wanted: the peers that it is to hear.
+        round, wanted: the round that is awaited, and the peers to hear.
     """
 
     def __init__(
@@ -140,8 +120,8 @@ class Rounds:
     @property
     def milliseconds(self) -> list[int]:
         """The statements of the peers that the last round waited for, of those that are present."""
-        of = [self._others[name] for name in self.wanted]
-        return [other.milliseconds for other in of if other.live and other.milliseconds]
+        stated = [self._others[name].milliseconds for name in self.live if name in self.wanted]
+        return [milliseconds for milliseconds in stated if milliseconds]
 
     @property
     def met_all(self) -> bool:
@@ -173,8 +153,7 @@ class Rounds:
         The swarm's round is the one that more than half of the other present peers have reached. A peer without any
         offer counts as being at the beginning. So no single peer moves the others by one signed offer.
         """
-        target = max(round, min(self._swarm_round(round), self._last_round))
-        decisions: list[Decision] = []
+        target, decisions = max(round, min(self._swarm_round(round), self._last_round)), list[Decision]()
         if target != round:
             text = f"the others are at round {target + 1}: going on from there, not from {round + 1}"
             decisions.append(self._notice("behind", text))
@@ -262,8 +241,7 @@ class Rounds:
             return self._refuse(peer, offer)
         other = self._others[peer]
         known = other.offers.get(round)
-        same_life = known is not None and known.incarnation == offer.incarnation
-        if known is not None and same_life and known.contents != offer.contents:
+        if known is not None and known.incarnation == offer.incarnation and known.contents != offer.contents:
             del other.offers[round]
             other.contents.pop(round, None)
             detail = f"two different offers for round {round + 1}"
@@ -361,18 +339,18 @@ class Rounds:
                 self._others[name].offers_only.add(round)
 
     def poll(self, now: float) -> list[Decision]:
-        """The next decisions about the awaited round. The round is over once :class:`Closed` is among the decisions.
+        """The next decisions about the awaited round. The round is over once its messages are among the decisions.
 
         Call it again after anything was heard, and now and then without: deadlines pass silently.
 
         Raises:
             ExchangeError: below the quorum, and the recipe says stop; or nobody came because all mean another run.
         """
-        decisions: list[Decision] = self._fetches()
+        decisions = self._fetches()
         waiting = self._waiting_for(now, decisions)
         self._waited |= dict.fromkeys(waiting, now - self._since)
         if not waiting:
-            return [*decisions, Closed(self._take())]
+            return [*decisions, self._take()]
         if now - self._noticed > NOTICE_SECONDS:
             self._noticed = now
             who = f"waiting for {self._in_words(waiting, now)}, {now - self._since:.0f} s so far"
@@ -389,8 +367,7 @@ class Rounds:
 
     def _fetches(self) -> list[Decision]:
         """One fetch at a time per peer, this round's before late ones, and beside late ones that are under way."""
-        oldest = max(self._oldest, self._first_round)
-        fetches: list[Decision] = []
+        oldest, fetches = max(self._oldest, self._first_round), list[Decision]()
         for name in self.wanted:
             other = self._others[name]
             done = other.contents.keys() | other.taken | other.refused.keys() | other.offers_only
@@ -399,7 +376,7 @@ class Rounds:
             newest = max(due, default=-1)
             if due and newest not in other.fetching and (not other.fetching or newest == self.round):
                 other.fetching.add(newest)
-                fetches.append(Fetch(other.offers[newest]))
+                fetches.append(other.offers[newest])
         return fetches
 
     def _waiting_for(self, now: float, decisions: list[Decision]) -> list[str]:
@@ -498,10 +475,8 @@ class Rounds:
 
     def _take(self) -> Collected:
         round, wanted = self.round, self.wanted
-        messages: dict[str, bytes] = {}
-        late: list[tuple[str, int, bytes]] = []
-        missing: list[str] = []
-        offered_only: dict[str, int] = {}
+        messages, offered_only = dict[str, bytes](), dict[str, int]()
+        late, missing = list[tuple[str, int, bytes]](), list[str]()
         for name, other in self._others.items():
             has_delivered = other.has_delivered(round)
             for of_round in sorted(found for found in other.contents if found <= round):
@@ -545,7 +520,7 @@ class Rounds:
         if not other.met and name in self._mismatches:
             return "means another run"
         state, since = other.state(self.round), other.gone_since
-        return state if since is None or now is None or state != "gone" else f"gone for {now - since:.0f} s"
+        return state if state != "gone" or now is None or since is None else f"gone for {now - since:.0f} s"
 
     def _notice(self, what: str, text: str) -> NetworkEvent:
         return NetworkEvent(what, text, self.round)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, median_high
 from typing import Any
 
-from ftis.config import Recipe
 from ftis.metric_keys import peer_key
 from ftis.records.reading import RoundRow
 
@@ -54,14 +53,9 @@ class Share:
     besides: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
     drawn: tuple[float, float] | None = None
 
-    @classmethod
-    def of(cls, recipe: Recipe, own: str) -> Share:
-        """The peer's share in a swarm. It is always the equal one if the recipe says so."""
-        return cls(own, recipe.prompts_per_peer, recipe.most_prompts_per_peer, recipe.rollouts_per_group)
-
     @property
     def is_equal(self) -> bool:
-        """Whether the share never changes."""
+        """Whether the share never changes, as the recipe may say."""
         return self.most == self.equal
 
     def took(self, metrics: Mapping[str, Any]) -> None:
