@@ -58,7 +58,7 @@ WINGS = {
     "check": "formatting memory estimate doctor plan advice draft preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables card progress "
     "live watch report",
-    "trl": "options batches ranks rewards problems models episodes engine foreign swarm member trainer",
+    "trl": "options batches ranks rewards problems episodes policy foreign swarm member trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""
 

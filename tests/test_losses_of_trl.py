@@ -103,22 +103,16 @@ def trls(name: str, foreign: bool, beta: float = 0.0) -> tuple[float, list[list[
         _entropy_bonus_enabled=False,
         _metrics={"train": defaultdict(list)},
     )
-    ids = MASK_NT.long()
-    loss = GRPOTrainer._compute_loss(
-        trainer,
-        None,
-        {
-            "prompt_ids": ids,
-            "prompt_mask": ids,
-            "completion_ids": ids,
-            "completion_mask": ids,
-            "advantages": ADVANTAGE_N,
-            "old_per_token_logps": old_NT,
-            "ref_per_token_logps": torch.where(MASK_NT, REF_NT, 0.0),
-            "importance_sampling_ratio": (old_NT - gen_NT).exp().clamp(max=2.0),
-            "num_items_in_batch": MASK_NT.sum(),
-        },
-    )
+    ids = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    inputs = {
+        **dict.fromkeys(ids, MASK_NT.long()),
+        "advantages": ADVANTAGE_N,
+        "old_per_token_logps": old_NT,
+        "ref_per_token_logps": torch.where(MASK_NT, REF_NT, 0.0),
+        "importance_sampling_ratio": (old_NT - gen_NT).exp().clamp(max=2.0),
+        "num_items_in_batch": MASK_NT.sum(),
+    }
+    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
     (gradient_NT,) = torch.autograd.grad(loss, logp_NT)
     return loss.item(), [gradient_NT[i, MASK_NT[i]].tolist() for i in range(len(ROWS))]
 
@@ -140,21 +134,12 @@ def flat(gradient: list[list[float]]) -> list[float]:
 @pytest.mark.parametrize("name", TRLS)
 def test_trl_says_so(name: str) -> None:
     for foreign in (True, False):
-        loss, gradient = ours(name, foreign)
-        expected_loss, expected = trls(name, foreign)
+        (loss, gradient), (with_beta, its_gradient) = ours(name, foreign), ours(name, foreign, beta=0.3)
+        (of_trl, expected), (trls_with_beta, of_beta) = trls(name, foreign), trls(name, foreign, beta=0.3)
         assert flat(gradient) == pytest.approx(flat(expected), rel=1e-12, abs=0.0)
-        assert comparable(name, loss, gradient) == pytest.approx(expected_loss, rel=1e-12)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL: make test-trl")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TRLS)
-def test_beta_adds_what_it_adds_in_trl(name: str) -> None:
-    for foreign in (True, False):
-        (loss, gradient), (without, _) = ours(name, foreign, beta=0.3), ours(name, foreign)
-        (trls_loss, trls_gradient), (trls_without, _) = trls(name, foreign, beta=0.3), trls(name, foreign)
-        assert flat(gradient) == pytest.approx(flat(trls_gradient), rel=1e-12, abs=0.0)
-        assert loss - without == pytest.approx(trls_loss - trls_without, rel=1e-12)
+        assert flat(its_gradient) == pytest.approx(flat(of_beta), rel=1e-12, abs=0.0)
+        assert comparable(name, loss, gradient) == pytest.approx(of_trl, rel=1e-12)
+        assert with_beta - loss == pytest.approx(trls_with_beta - of_trl, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["NoIS", *TRLS])
@@ -212,11 +197,8 @@ def test_two_completions_by_hand(name: str) -> None:
     assert gradient[mask].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-def test_a_recipe_names_them_and_keeps_their_clips() -> None:
+def test_a_recipe_names_them_and_keeps_their_clips_and_a_step_counts_all_of_its_rollouts() -> None:
     widened = resolve(ObjectiveConfig(name="GSPO", epsilon=0.1))
     assert (widened.ratio, widened.epsilon, widened.epsilon_high) == (OBJECTIVES["GSPO"].ratio, 0.1, 4e-4)
-
-
-def test_a_step_counts_all_of_its_rollouts() -> None:
     batch = SimpleNamespace(rollouts=[[1, 2, 3], [4], [5, 6]], own_N=np.array([True, True, False]))
     assert step_size(cast(Batch, batch), np.array([0, 2]), Decoding(9)) == StepSize(2, 5, 9)

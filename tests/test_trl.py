@@ -32,6 +32,7 @@ from hypothesis import given as given_cases
 from hypothesis import strategies as st
 from light_swarm import free_port
 from policies import relative_difference
+from run_files import without_times
 from test_environments import CALLS
 from test_lengths import by_prefixes
 from test_losses_of_trl import TRLS
@@ -74,6 +75,12 @@ pytestmark = [
 ]
 
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+Options = dict[str, Any]
+Caller = tuple[Path, Any]
+
+
 @pytest.fixture
 def model(tiny_model_dir: TinyModelDir) -> Path:
     return tiny_model_dir("qwen2")
@@ -89,23 +96,19 @@ def quiet() -> Iterator[None]:
 
 
 PARAMETERS = {
-    "_prepare_inputs": ("self", "generation_batch"),
-    "_compute_loss": ("self", "model", "inputs"),
-    "_generate_and_score_completions": ("self", "inputs"),
-    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
-    "_tokenize_prompts": ("self", "prompts"),
-    "_generate_single_turn": ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
-    "_tool_call_loop": (
-        *("self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images", "multimodal_fields"),
-    ),
-    "_save_checkpoint": ("self", "model", "trial"),
-    "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
-    "_get_output_dir": ("self", "trial"),
-    "_get_learning_rate": ("self",),
-    "_get_per_token_logps_and_entropies": (
-        *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"),
-    ),
-    "training_step": ("self", "model", "inputs", "num_items_in_batch"),
+    "_prepare_inputs": "generation_batch",
+    "_compute_loss": "model inputs",
+    "_generate_and_score_completions": "inputs",
+    "_calculate_rewards": "inputs prompts completions completion_ids_list",
+    "_tokenize_prompts": "prompts",
+    "_generate_single_turn": "prompt_ids images multimodal_fields num_generations",
+    "_tool_call_loop": "prompts prompt_ids completion_ids completions logprobs images multimodal_fields",
+    "_save_checkpoint": "model trial",
+    "_load_from_checkpoint": "resume_from_checkpoint",
+    "_get_output_dir": "trial",
+    "_get_learning_rate": "",
+    "_get_per_token_logps_and_entropies": "model input_ids attention_mask logits_to_keep batch_size",
+    "training_step": "model inputs num_items_in_batch",
 }
 """Methods of GRPOTrainer that the trainer overrides or calls, and the parameters that they must begin with."""
 
@@ -117,7 +120,7 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     from trl.generation.vllm_client import VLLMClient
     from trl.generation.vllm_generation import VLLMGeneration
 
-    files = ("trainer", "engine", "foreign")
+    files = ("trainer", "policy", "foreign")
     trees = [ast.parse((ROOT / "src" / "ftis" / "trl" / f"{file}.py").read_text(encoding="utf-8")) for file in files]
     (trainer_class,) = [node for node in trees[0].body if isinstance(node, ast.ClassDef)]
     reads = [node for node in ast.walk(trainer_class) if isinstance(node, ast.Attribute)]
@@ -136,8 +139,8 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     methods = {name for name in names - {"__init__"} if inspect.ismethod(getattr(plain, name, None))}
     assert {name for name in methods if name.startswith("_")} <= PARAMETERS.keys()
     for name, parameters in PARAMETERS.items():
-        found = tuple(inspect.signature(getattr(GRPOTrainer, name)).parameters)
-        assert found[: len(parameters)] == parameters, f"GRPOTrainer.{name} takes {found}, not {parameters}"
+        found = " ".join(inspect.signature(getattr(GRPOTrainer, name)).parameters)
+        assert f"{found} ".startswith(f"self {parameters} ".replace("  ", " ")), f"GRPOTrainer.{name} takes {found}"
     for engine, of_engine in ((VLLMGeneration, ("sync_weights", "generate")), (VLLMClient, ("get_server_info",))):
         assert not [name for name in of_engine if not hasattr(engine, name)], f"{engine} of TRL is not trl_scene.Vllm's"
     assert inspect.getsource(VLLMGeneration).count("self.generation_kwargs") >= 3  # set, and read in either mode
@@ -152,10 +155,26 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
 
 
 def trained(trainer: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses and weights after training."""
-    trainer.train()
+    """The losses of a training, alone or not, and how it moved the weights."""
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    with contextlib.suppress(AloneError):
+        trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return losses, {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    return losses, {name: one.detach().cpu() - before[name] for name, one in trainer.model.named_parameters()}
+
+
+def off_the_policy(trainer: Any) -> Any:
+    """The trainer, with another reference than its policy."""
+    trainer.ref_model.load_state_dict({key: 0.7 * one for key, one in trainer.ref_model.state_dict().items()})
+    return trainer
+
+
+def records_of(trainer: Any) -> list[dict[str, Any]]:
+    return read_jsonl(trainer.place / "metrics.jsonl")
+
+
+OF_A_ROUND = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "optim": "sgd", "save_strategy": "no"}
+"""A round is one batch of one optimiser step, whose size is that of the gradient."""
 
 
 def rows_of(n: int) -> Any:
@@ -175,18 +194,17 @@ def rows_of(n: int) -> Any:
     ],
     ids=str,
 )
-def test_with_nobody_else_it_is_grpotrainer_to_the_bit(options: dict[str, Any], model: Path, tmp_path: Path) -> None:
+def test_with_nobody_else_it_is_grpotrainer_to_the_bit(options: Options, model: Path, tmp_path: Path) -> None:
     from trl import GRPOTrainer
 
     from ftis.trl import FTISTrainer, Swarm
 
     ours, theirs = (config(tmp_path / name, logging_steps=1, max_steps=6, **options) for name in ("ours", "theirs"))
-    reward = evenness
-    losses, weights = trained(FTISTrainer(str(model), reward, ours, train_dataset=rows_of(32), swarm=Swarm()))
-    expected, of_trl = trained(GRPOTrainer(str(model), reward, theirs, train_dataset=rows_of(32)))
+    losses, moved = trained(FTISTrainer(str(model), evenness, ours, train_dataset=rows_of(32), swarm=Swarm()))
+    expected, of_trl = trained(GRPOTrainer(str(model), evenness, theirs, train_dataset=rows_of(32)))
     assert losses == expected
     assert len(set(losses)) > 1
-    assert all(torch.equal(weights[name], of_trl[name]) for name in of_trl)
+    assert all(torch.equal(moved[name], of_trl[name]) for name in of_trl)
 
 
 LOSSES: list[dict[str, Any]] = [
@@ -209,14 +227,13 @@ LOSSES: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("options", "mode"), [({}, "horizontal"), *zip(LOSSES, itertools.cycle(["vertical", "horizontal"]))], ids=str
 )
-def test_two_peers_of_one_policy_learn_what_grpotrainer_learns_from_both(
-    options: dict[str, Any], mode: str, model: Path, tmp_path: Path
+def test_two_peers_learn_what_grpotrainer_learns_from_both(
+    options: Options, mode: str, model: Path, tmp_path: Path
 ) -> None:
     """Their weights are 1, so that TRL's losses of the same rollouts, all its own, are theirs."""
     from trl import GRPOTrainer
 
-    of_both = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "num_iterations": 2, "optim": "sgd"}
-    settings = {**of_both, "learning_rate": 0.02, "save_strategy": "no", "logging_steps": 1, "max_steps": 2, **options}
+    settings = {**OF_A_ROUND, "num_iterations": 2, "learning_rate": 0.02, "logging_steps": 1, "max_steps": 2, **options}
     recipe = scene_recipe(1, training={"mode": mode}, objective={"kl_threshold": 50.0})
     trainer = trainer_of(model, config(tmp_path / "ours", **settings), recipe, twin := Twin(), rollout_func=draws)
     twin.trainer = trainer
@@ -224,35 +241,27 @@ def test_two_peers_of_one_policy_learn_what_grpotrainer_learns_from_both(
     rows = trainer.train_dataset.select(items)
     alone = config(tmp_path / "theirs", shuffle_dataset=False, **settings)
     theirs = GRPOTrainer(str(model), evenness, alone, train_dataset=rows, rollout_func=draws)
-    before = {name: parameter.detach().clone() for name, parameter in theirs.model.named_parameters()}
     if "beta" in options:
-        for one in (trainer, theirs):  # a reference that is not the policy
-            one.ref_model.load_state_dict({name: 0.7 * one for name, one in one.ref_model.state_dict().items()})
-    losses, weights = trained(trainer)
-    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+        trainer, theirs = map(off_the_policy, (trainer, theirs))
+    losses, moved = trained(trainer)
+    (row,) = records_of(trainer)
     assert (row["foreign_used"], row["peer/b/admitted"]) == (row["peer/b/kept"], 8)
     assert row["peer/b/kept"] >= 6
     expected, of_trl = trained(theirs)
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert len(expected) == 2
-    moved = {name: weights[name] - before[name] for name in of_trl}
-    assert relative_difference({name: of_trl[name] - before[name] for name in of_trl}, moved) < 1e-3
+    assert relative_difference(of_trl, moved) < 1e-3
 
 
 def test_a_dropped_rollout_has_no_kl_to_the_reference_and_still_counts(model: Path, tmp_path: Path) -> None:
     """The other half of a round is dropped, so that half of what this peer learns by itself remains."""
-    settings = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "optim": "sgd", "learning_rate": 1e-2}
-    settings |= {"loss_type": "grpo", "beta": 1.0, "max_grad_norm": 0.0, "save_strategy": "no"}
+    settings = {**OF_A_ROUND, "learning_rate": 1e-2, "loss_type": "grpo", "beta": 1.0, "max_grad_norm": 0.0}
     moved = []
     for name, link in (("alone", Nobody()), ("dropped", MadeUp())):
         recipe = scene_recipe(1, training={"selections": ["trl_scene.own_alone"]})
         trainer = trainer_of(model, config(tmp_path / name, **settings), recipe, link, rollout_func=draws)
-        trainer.ref_model.load_state_dict({key: 0.7 * one for key, one in trainer.ref_model.state_dict().items()})
-        before = {key: parameter.detach().clone() for key, parameter in trainer.model.named_parameters()}
-        with pytest.raises(AloneError):
-            trainer.train()
-        moved.append({key: parameter.detach() - before[key] for key, parameter in trainer.model.named_parameters()})
-    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+        moved.append(trained(off_the_policy(trainer))[1])
+    (row,) = records_of(trainer)
     assert (row["peer/b/dropped"], row["peer/a/kept"]) == (8, 8)
     alone, dropped = moved
     assert relative_difference(alone, {key: 2 * part for key, part in dropped.items()}) < 1e-3
@@ -276,9 +285,7 @@ def test_foreign_rollouts_have_the_weights_of_the_objective(name: str, model: Pa
 
     correction, options = CORRECTED[name]
     options = {key: value for key, value in options.items() if key != "epsilon_low"}
-    whole = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "save_strategy": "no"}
-    args = config(tmp_path, **whole, **options)
-    trainer = trainer_of(model, args, scene_recipe(objective={"name": correction}))
+    trainer = trainer_of(model, config(tmp_path, **OF_A_ROUND, **options), scene_recipe(objective={"name": correction}))
     groups = []
     for item, seed in ((3, 0), (5, 100)):
         rollouts = tuple(made_up(seed + i, trainer.policy.vocab_size) for i in range(GROUP))
@@ -357,34 +364,7 @@ def test_processes_share_rows_evenly(n: int, size: int, parts: int) -> None:
         assert [value for part in evenly for value in part][:n] == list(range(n))
 
 
-@pytest.mark.parametrize(
-    ("error", "elsewhere", "said"),
-    [
-        (FtisError("no peer"), FtisError, "no peer"),
-        (Stopped("asked to"), Stopped, "asked to"),
-        (OSError("disk full"), FtisError, "the main process failed: OSError: disk full"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_what_fails_in_the_main_process_fails_in_all(
-    error: Exception, elsewhere: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ftis.trl import ranks
-
-    sent: list[Any] = []
-    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: sent.extend(outcome))
-
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(type(error), match=str(error)):
-        ranks.Ranks(0, 2).from_main(fail)
-    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: outcome.__setitem__(slice(None), sent))
-    with pytest.raises(elsewhere, match=said):
-        ranks.Ranks(1, 2).from_main(fail)
-
-
-def test_processes_hear_that_the_main_one_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_main_process_hands_on_its_result_and_its_failures(monkeypatch: Patch) -> None:
     from ftis.trl import ranks
 
     sent: list[list[Any]] = []
@@ -395,39 +375,52 @@ def test_processes_hear_that_the_main_one_still_waits(monkeypatch: pytest.Monkey
         if len(sent) == 2:
             waited.set()
 
-    monkeypatch.setattr(ranks, "broadcast_object_list", broadcast)
-    monkeypatch.setattr(ranks, "KEEP_ALIVE_SECONDS", 0.01)
-
     def work() -> str:
         assert waited.wait(60)
         return "done"
 
+    def elsewhere(waits: bool) -> Any:
+        heard = iter(sent)
+        hear = lambda outcome: outcome.__setitem__(slice(None), next(heard))  # noqa: E731
+        with monkeypatch.context() as there:
+            there.setattr(ranks, "broadcast_object_list", hear)
+            result = ranks.Ranks(1, 2).from_main(work, waits)
+        assert next(heard, None) is None
+        return result
+
+    monkeypatch.setattr(ranks, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(ranks, "KEEP_ALIVE_SECONDS", 0.01)
     assert ranks.Ranks(0, 2).from_main(work, waits=True) == "done"
     assert len(sent) >= 3
-    assert sent[-1] == ["done", None]
-    heard = iter(sent)
-    monkeypatch.setattr(ranks, "broadcast_object_list", lambda outcome: outcome.__setitem__(slice(None), next(heard)))
-    assert ranks.Ranks(1, 2).from_main(work, waits=True) == "done"
-    assert next(heard, None) is None
+    assert elsewhere(waits=True) == "done"
+    for error, kind, said in (
+        (FtisError("no peer"), FtisError, "no peer"),
+        (Stopped("asked to"), Stopped, "asked to"),
+        (OSError("disk full"), FtisError, "the main process failed: OSError: disk full"),
+    ):
+
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        sent.clear()
+        with pytest.raises(type(error), match=str(error)):
+            ranks.Ranks(0, 2).from_main(fail)
+        with pytest.raises(kind, match=said):
+            elsewhere(waits=False)
 
 
 # --- the exchange -----------------------------------------------------------------------------------
 
 
-class Beside:
+class Beside(Nobody):
     """The link of TRL's peer ``a`` with a ``b`` of ours, which takes its turn while ``a`` waits."""
 
     def __init__(self, other: Trainer) -> None:
         self.rounds = other.train(unheard)
         self.theirs: Outgoing | None = None
 
-    def catch_up(self, round: int) -> int:
-        return round
-
     def exchange(self, outgoing: Outgoing) -> Collected:
-        if self.theirs is None:
-            self.theirs = next(self.rounds)
-        theirs = self.theirs
+        theirs = self.theirs or next(self.rounds)
         with contextlib.suppress(StopIteration):
             self.theirs = self.rounds.send(Collected({"a": outgoing.message}))
         return Collected({"b": theirs.message})
@@ -520,32 +513,27 @@ def of_episodes(rounds: int, **sections: Mapping[str, Any]) -> Recipe:
     return scene_recipe(rounds, **given, **sections)
 
 
-def test_episodes_with_nobody_else_are_grpotrainers(caller: tuple[Path, Any], tmp_path: Path) -> None:
+def test_episodes_with_nobody_else_are_grpotrainers(caller: Caller, tmp_path: Path) -> None:
     from trl import GRPOTrainer
 
     model, tokenizer = caller
-    settings = {"steps_per_generation": 1, "optim": "sgd", "learning_rate": 0.02, "save_strategy": "no"}
-    settings |= {"max_completion_length": 96}
-    args = config(tmp_path / "ours", per_device_train_batch_size=16, **settings)
+    settings: dict[str, Any] = {**OF_A_ROUND, "learning_rate": 0.02, "max_completion_length": 96}
+    args = config(tmp_path / "ours", **settings)
     trainer = trainer_of(model, args, of_episodes(1), Nobody(), None, processing_class=tokenizer)
     rows = trainer.train_dataset.select(sorted(trainer.member.assigned("a", 0)))
-    with pytest.raises(AloneError):
-        trainer.train()
-    args = config(tmp_path / "theirs", shuffle_dataset=False, max_steps=1, max_tool_calling_iterations=2, **settings)
+    _, ours = trained(trainer)
+    settings |= {"per_device_train_batch_size": 8, "shuffle_dataset": False, "max_tool_calling_iterations": 2}
     more = {"train_dataset": rows, "processing_class": tokenizer, "environment_factory": Wallet}
-    theirs = GRPOTrainer(str(model), None, args, **more)
-    before = {name: parameter.detach().clone() for name, parameter in theirs.model.named_parameters()}
+    theirs = GRPOTrainer(str(model), None, config(tmp_path / "theirs", max_steps=1, **settings), **more)
     score, batches = theirs._generate_and_score_completions, []
 
     def seeded(inputs: Any) -> Any:
-        with trainer.engine.seeded(trainer._seed(0)):
+        with trainer.policy.seeded(trainer._seed(0)):
             batches.append(score(inputs))
         return batches[-1]
 
     theirs._generate_and_score_completions = seeded
-    of_trl = {name: weight - before[name] for name, weight in trained(theirs)[1].items()}
-    ours = {name: parameter.detach() - before[name] for name, parameter in trainer.model.named_parameters()}
-    assert relative_difference(of_trl, ours) < 1e-4
+    assert relative_difference(trained(theirs)[1], ours) < 1e-4
     (batch,) = batches
     rollouts = read_rollouts(trainer.place, 0)
     observed = sum(len(one["ids"]) for row in rollouts for one in row["observed"] or [])
@@ -553,7 +541,7 @@ def test_episodes_with_nobody_else_are_grpotrainers(caller: tuple[Path, Any], tm
     assert sum(len(row["completion_ids"]) for row in rollouts) == int(batch["num_items_in_batch"])
 
 
-def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: Caller, tmp_path: Path) -> None:
     model, tokenizer = caller
     recipe = of_episodes(3, honesty={"action": "quarantine"}, prompt={"template": "{question}"})
     recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Found"})})
@@ -584,7 +572,7 @@ def test_a_trl_peer_and_a_peer_of_ours_play_and_learn_together(caller: tuple[Pat
         assert coins >= int(message["content"].removesuffix(" coins"))
 
 
-def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tuple[Path, Any], tmp_path: Path) -> None:
+def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: Caller, tmp_path: Path) -> None:
     model, tokenizer = caller
     recipe = of_episodes(1, prompt={"template": "{question}"})
     recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Stone"})})
@@ -615,8 +603,8 @@ def test_an_episode_that_hangs_is_played_where_time_has_limits_alone(caller: tup
 
 
 @pytest.mark.parametrize(("environment", "again"), [("Wallet", False), ("Found", True)])
-def test_a_prompt_is_checked_in_each_round_only_if_an_environment_takes_a_seed(
-    environment: str, again: bool, caller: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_prompts_are_checked_in_each_round_if_they_vary(
+    environment: str, again: bool, caller: Caller, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     from ftis.trl.episodes import Stage
 
@@ -635,7 +623,7 @@ def test_a_prompt_is_checked_in_each_round_only_if_an_environment_takes_a_seed(
     trainer.stage.player.close()
 
 
-def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_path: Path) -> None:
+def test_an_environment_of_a_script_is_the_swarms(caller: Caller, tmp_path: Path) -> None:
     from ftis.trl.episodes import factory_of
 
     model, tokenizer = caller
@@ -658,15 +646,12 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
     async def earn(self: Any, coins: int) -> str:
         return ""
 
-    tools = {name: vars(Wallet)[name] for name in ("reset", "earn", "get_reward")}
-
     with pytest.warns(UserWarning, match="Here .*without limits"):
         assert trainer_with(Here).member.recipe.task.environment.startswith("given.Here_")
     cases = {
         "reply": (Echo, rows),
         "several classes": ({"a": Purse, "b": Wallet}, rows),
         "is async": (type("Later", (Wallet,), {"earn": earn}), rows),
-        "__slots__": (type("Slotted", (), {"__slots__": ("coins",), **tools}), rows),
         "let each prompt be a list of messages": (Purse, rows.map(lambda row: {"prompt": "?"})),
         "column 'day'": (Purse, rows.add_column("day", [date(2026, 1, 1)] * 12)),
     }
@@ -678,6 +663,10 @@ def test_an_environment_of_a_script_is_the_swarms(caller: tuple[Path, Any], tmp_
         with pytest.raises(OptionError, match="no column seed"):
             factory_of(recipe, None, {"eval_dataset": lacking})
     assert factory_of(recipe, None, {"eval_dataset": seeded}) is Stone
+
+
+def published(exchange: MadeUp) -> list[Group]:
+    return [group for _, data in exchange.published for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups]
 
 
 ROUNDED = 0.05
@@ -695,27 +684,26 @@ def test_log_probabilities_on_offer_are_of_what_was_sampled(reported: bool, mode
     exchange, sampler = MadeUp(), {"rollout_func": rounded} if reported else {}
     trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(1), exchange, **sampler)
     trainer.train()
-    ((_, data),) = exchange.published
     policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
-    for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups:
+    for group in published(exchange):
         ids = [rollout.completion_ids for rollout in group.rollouts]
         expected = policy.logps([trainer.member.prompt_ids(group.item, group.round)] * GROUP, ids, 1.0)
         for rollout, logp in zip(group.rollouts, expected, strict=True):
             assert rollout.gen_logp == pytest.approx(logp - ROUNDED * reported, abs=1e-5)
-    (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+    (row,) = records_of(trainer)
     assert row.get("sampling/checked_logp_difference/mean", 0) == pytest.approx(ROUNDED * reported, abs=1e-5)
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> type[Vllm]:
+def vllm(monkeypatch: Patch) -> type[Vllm]:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Vllm)
     monkeypatch.setattr(Vllm, "made", [])
     return Vllm
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
-    mode: str, vllm: type[Vllm], model: Path, tmp_path: Path
+def test_what_vllm_samples_is_offered_with_its_log_probabilities(
+    mode: str, vllm: Any, model: Path, tmp_path: Path
 ) -> None:
     exchange = MadeUp()
     trainer = trainer_of(
@@ -725,16 +713,12 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
     (engine,) = vllm.made
     assert engine.handed_over == 3  # once a round
     assert engine.generation_kwargs == {"stop_token_ids": sorted(trainer.policy.end_ids)}
-    for _, data in exchange.published:
-        groups = decode(data, Limits(1 << 20, 8, 8, 64)).groups
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        prompts = [
-            trainer.member.prompt_ids(group.item, group.round).tolist() for group in groups for _ in group.rollouts
-        ]
-        for n, (prompt, rollout) in enumerate(zip(prompts, rollouts, strict=True)):
-            expected = drawn(engine.copy, prompt, prompts[:n].count(prompt))
+    for group in published(exchange):
+        prompt = trainer.member.prompt_ids(group.item, group.round).tolist()
+        for place, rollout in enumerate(group.rollouts):
+            expected = drawn(engine.copy, prompt, place)
             assert rollout.completion_ids.tolist() == expected.completion_ids.tolist()
-    rows = read_jsonl(trainer.place / "metrics.jsonl")
+    rows = records_of(trainer)
     assert len(rows) == 3
     for row in rows:  # the engine has the learner's weights, and its log-probabilities are those that are weighed
         assert row["sampling/logp_recomputed"] is True
@@ -743,13 +727,13 @@ def test_what_trl_s_vllm_samples_is_offered_with_its_log_probabilities(
 
 @pytest.mark.parametrize("options", [{}, {"vllm_importance_sampling_mode": "token_truncate"}], ids=str)
 def test_own_rollouts_have_trl_s_correction_of_its_sampler(
-    options: dict[str, Any], vllm: type[Vllm], model: Path, tmp_path: Path
+    options: Options, vllm: Any, model: Path, tmp_path: Path
 ) -> None:
     """TRL's losses where the first half of each group is off, and the other half, another peer's, is not."""
     from trl import GRPOTrainer
 
-    settings = {"steps_per_generation": 1, "per_device_train_batch_size": 16, "num_iterations": 2, "optim": "sgd"}
-    settings |= {"use_vllm": True, "learning_rate": 0.02, "save_strategy": "no", "logging_steps": 1, "max_steps": 2}
+    settings = {**OF_A_ROUND, "num_iterations": 2, "use_vllm": True, "learning_rate": 0.02, "logging_steps": 1}
+    settings |= {"max_steps": 2}
     recipe = scene_recipe(1, training={"mode": "horizontal"}, objective={"kl_threshold": 50.0})
     args = config(tmp_path / "ours", **settings, **options)
     trainer = trainer_of(model, args, recipe, twin := Twin())
@@ -764,8 +748,8 @@ def test_own_rollouts_have_trl_s_correction_of_its_sampler(
     assert abs(without[0] - expected[0]) > 1e-2
 
 
-def test_a_vllm_server_with_other_log_probabilities_is_refused(
-    vllm: type[Vllm], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_vllm_server_of_other_log_probabilities_is_refused(
+    vllm: Any, model: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(vllm, "logprobs_mode", "raw_logprobs")
     with pytest.raises(OptionError, match="start it with --logprobs-mode processed_logprobs"):
@@ -777,7 +761,7 @@ def test_who_lies_about_log_probabilities_is_not_learned_from(model: Path, tmp_p
     trainer = trainer_of(model, config(tmp_path, save_strategy="no"), recipe, MadeUp(lie=-9.0))
     with pytest.raises(AloneError):  # it gives itself away in the first round
         trainer.train()
-    rows = read_jsonl(trainer.place / "metrics.jsonl")
+    rows = records_of(trainer)
     assert [row["peer/b/honesty/quarantined"] for row in rows] == [True] * 3
     assert rows[0]["peer/b/honesty/evidence"] > rows[0]["peer/b/honesty/threshold"]
     assert [row["foreign_used"] for row in rows] == [0] * 3
@@ -805,18 +789,16 @@ def fails_on(bad: Sequence[int], how: str, later: bool) -> Any:
 @pytest.mark.parametrize(
     ("how", "later"), [("raises", True), ("too few", False), ("None", False), ("inf", True), ("text", False)]
 )
-def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
+def test_a_completion_that_rewards_fail_on_rejects_its_group(
     how: str, later: bool, model: Path, tmp_path: Path
 ) -> None:
-    exchange = MadeUp()
-    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange)
+    exchange, args, recipe = MadeUp(), config(tmp_path, save_strategy="no"), scene_recipe(rounds=2)
+    trainer = trainer_of(model, args, recipe, exchange)
     item = exchange.items(1)[0]
     bad = made_up(GROUP * item + 10_000 + 1, trainer.policy.vocab_size).completion_ids.tolist()
-    trainer = trainer_of(
-        model, config(tmp_path, save_strategy="no"), scene_recipe(rounds=2), exchange, fails_on(bad, how, later)
-    )
+    trainer = trainer_of(model, args, recipe, exchange, fails_on(bad, how, later))
     trainer.train()
-    first, second = read_jsonl(trainer.place / "metrics.jsonl")
+    first, second = records_of(trainer)
     n = GROUP * len(exchange.items(0))
     assert (first["peer/b/admitted"], first["peer/b/rejected"]) == (n, 0)
     assert (second["peer/b/admitted"], second["peer/b/rejected/unscored"]) == (n - GROUP, 1)
@@ -826,14 +808,12 @@ def test_a_completion_that_a_reward_function_fails_on_rejects_its_group(
 
 
 @pytest.mark.parametrize("how", ["raises", "None", "inf"])
-def test_a_reward_function_may_give_an_own_completion_no_number_as_in_trl(
-    how: str, model: Path, tmp_path: Path
-) -> None:
+def test_an_own_completion_may_have_no_number_as_in_trl(how: str, model: Path, tmp_path: Path) -> None:
     exchange = MadeUp()
     trainer_of(model, config(tmp_path / "first", save_strategy="no"), scene_recipe(rounds=1), exchange).train()
-    assert exchange.member is not None
-    group = decode(exchange.published[0][1], exchange.member.admitter._limits).groups[0]
-    reward = fails_on(group.rollouts[0].completion_ids.tolist(), how, later=False)
+    group = published(exchange)[0]
+    bad = group.rollouts[0].completion_ids.tolist()
+    reward = fails_on(bad, how, later=False)
     trainer = trainer_of(model, config(tmp_path / "second", save_strategy="no"), scene_recipe(rounds=1), reward=reward)
     if how == "raises":
         with pytest.raises(ValueError, match="no number"):
@@ -841,7 +821,6 @@ def test_a_reward_function_may_give_an_own_completion_no_number_as_in_trl(
         return
     trainer.train()
     of_group = [row for row in read_rollouts(trainer.place, 0) if row["item"] == group.item]
-    bad = group.rollouts[0].completion_ids.tolist()
     known = [row["reward"] for row in of_group if row["completion_ids"].tolist() != bad]
     assert len(set(known)) > 1
     assert len(known) < GROUP
@@ -866,10 +845,8 @@ def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, t
 
     assert killed.published + again.published[1:] == whole.published
     assert again.published[0] == killed.published[2]  # the same bytes are on offer again
-    rows = [read_jsonl(tmp_path / name / "ftis" / "metrics.jsonl") for name in ("whole", "killed")]
-    assert [row["step"] for row in rows[1]] == [1, 2, 3]
-    for one, other in zip(*rows, strict=True):
-        assert {k: v for k, v in one.items() if "time" not in k} == {k: v for k, v in other.items() if "time" not in k}
+    assert [row["step"] for row in records_of(resumed)] == [1, 2, 3]
+    assert without_times(records_of(trainer)) == without_times(records_of(resumed))
     for (name, one), other in zip(trainer.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
@@ -880,9 +857,7 @@ def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, t
         assert torch.equal(one, other), name
 
 
-def test_a_run_goes_on_from_its_checkpoint_with_its_own_recipe_alone_and_in_one_process(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer_of(model, config(tmp_path, save_steps=2), exchange=MadeUp(fails_in=1)).train()
     assert read_provenance(tmp_path / "ftis")["versions"]["torch"] == torch.__version__
@@ -902,9 +877,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_its_own_recipe_alone_and_in_one_
         trainer_of(model, config(tmp_path)).train(resume_from_checkpoint=True)
 
 
-def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trl_peer_says_what_a_joined_one_says(tmp_path: Path, capsys: Capture) -> None:
     from ftis.trl import FTISTrainer, Swarm
 
     recipe = scene_recipe(network={"port": free_port(), "deadline": 1.0, "start_seconds": 1.0})
@@ -917,9 +890,7 @@ def test_over_the_network_a_trl_peer_says_what_a_joined_one_says(
     assert "arm F-TIS: a, 3 rounds, exchanging text" in said
 
 
-def test_a_trainer_that_learned_alone_says_so_each_round_and_fails(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_learned_alone_says_so_each_round_and_fails(model: Path, tmp_path: Path, capsys: Capture) -> None:
     trainer = trainer_of(model, config(tmp_path), exchange=Nobody())
     with pytest.raises(AloneError, match="in any of 3 rounds"):
         trainer.train()
@@ -967,12 +938,9 @@ def test_rows_that_fill_a_batch_weaken_neither_advantages_nor_kl(loss_type: str,
         args = config(tmp_path / str(size), **options)
         recipe = scene_recipe(1, objective={"kl_threshold": 50.0})
         trainer = trainer_of(model, args, recipe, Half(), rollout_func=draws)
-        trainer.ref_model.load_state_dict({key: 0.7 * one for key, one in trainer.ref_model.state_dict().items()})
-        before = {key: parameter.detach().clone() for key, parameter in trainer.model.named_parameters()}
-        trainer.train()
-        (row,) = read_jsonl(trainer.place / "metrics.jsonl")
+        moved.append(trained(off_the_policy(trainer))[1])
+        (row,) = records_of(trainer)
         assert (row["peer/a/admitted"], row["peer/b/admitted"]) == (8, 4)
-        moved.append({key: one.detach() - before[key] for key, one in trainer.model.named_parameters()})
     assert relative_difference(*moved) < 1e-3
 
 
@@ -986,8 +954,7 @@ def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: 
     trainer = trainer_of(model, config(tmp_path, **options), scene_recipe(2), **adapter)
     trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     trainer.train()
-    rows = read_jsonl(trainer.place / "metrics.jsonl")
-    assert all(row["foreign_used"] > 0 and row["peer/a/kept"] > 0 for row in rows)
+    assert all(row["foreign_used"] > 0 and row["peer/a/kept"] > 0 for row in records_of(trainer))
     moved = [name for name, p in trainer.model.named_parameters() if name in trained and not p.equal(trained[name])]
     assert len(moved) == len(trained)
     saved = "adapter_model.safetensors" if way == "lora" else "model.safetensors"
@@ -1027,7 +994,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "said"), CONTRADICTIONS, ids=lambda value: str(value)[:40])
 def test_an_option_that_contradicts_is_refused_by_name(
-    options: dict[str, Any], said: str, vllm: type[Vllm], model: Path, tmp_path: Path
+    options: Options, said: str, vllm: Any, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(OptionError) as refused:
         trainer_of(model, config(tmp_path, **options))
@@ -1046,18 +1013,14 @@ def test_an_option_that_contradicts_is_refused_by_name(
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_recipe_that_trl_cannot_follow_is_refused(
-    sections: dict[str, Any], said: str, model: Path, tmp_path: Path
-) -> None:
+def test_a_recipe_that_trl_cannot_follow_is_refused(sections: Options, said: str, model: Path, tmp_path: Path) -> None:
     of_recipe = trainer_of(model, config(tmp_path))
     with pytest.raises(FtisError) as refused:
         trainer_of(model, config(tmp_path), scene_recipe(**sections), train_dataset=of_recipe.train_dataset)
     assert said in str(refused.value)
 
 
-def test_what_only_ftis_train_has_and_completions_with_more_than_sampled_tokens_are_refused(
-    model: Path, tmp_path: Path
-) -> None:
+def test_what_only_ftis_train_has_and_tools_are_refused(model: Path, tmp_path: Path) -> None:
     mine, other = scene_recipe().peers
     recipe = scene_recipe().model_copy(update={"peers": (mine.model_copy(update={"attack": "text"}), other)})
     with pytest.raises(OptionError, match="leave it out"):
@@ -1076,28 +1039,22 @@ def test_what_only_ftis_train_has_and_completions_with_more_than_sampled_tokens_
             trainer_of(model, config(tmp_path, **options), of_wallet, **more)
 
 
-def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts_is_refused(
-    model: Path, tmp_path: Path
-) -> None:
-    def elsewhere(made: dict[str, Any], end: int) -> dict[str, Any]:
+def test_a_rollout_func_that_gives_anything_but_completions_is_refused(model: Path, tmp_path: Path) -> None:
+    def otherwise(said: str, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        made, end = given(prompts, trainer), min(trainer.eos_token_ids)
         first, *others = made["prompt_ids"]
-        return {"prompt_ids": [[*first, 5], *others]}
+        changed = {
+            "has another prompt than": {"prompt_ids": [[*first, 5], *others]},
+            "gives judged beside": {"judged": [0.5] * len(prompts)},
+            "goes on after": {"completion_ids": [[end, *ids[1:]] for ids in made["completion_ids"]]},
+            "leave env_mask out": {"env_mask": [[0] + [1] * (len(ids) - 1) for ids in made["completion_ids"]]},
+        }
+        return made | changed[said]
 
-    def with_more(made: dict[str, Any], end: int) -> dict[str, Any]:
-        return {"judged": [0.5] * len(made["prompt_ids"])}
+    for said in ("has another prompt than", "gives judged beside", "goes on after", "leave env_mask out"):
 
-    def beyond(made: dict[str, Any], end: int) -> dict[str, Any]:
-        return {"completion_ids": [[end, *ids[1:]] for ids in made["completion_ids"]]}
-
-    def masking(made: dict[str, Any], end: int) -> dict[str, Any]:
-        return {"env_mask": [[0] + [1] * (len(ids) - 1) for ids in made["completion_ids"]]}
-
-    cases = {"has another prompt than": elsewhere, "gives judged beside": with_more, "goes on after": beyond}
-    for said, changed in (cases | {"leave env_mask out": masking}).items():
-
-        def rollout_func(prompts: Sequence[str], trainer: Any, changed: Any = changed) -> dict[str, Any]:
-            made = given(prompts, trainer)
-            return {**made, **changed(made, min(trainer.eos_token_ids))}
+        def rollout_func(prompts: Sequence[str], trainer: Any, said: str = said) -> dict[str, Any]:
+            return otherwise(said, prompts, trainer)
 
         exchange = MadeUp()
         trainer = trainer_of(model, config(tmp_path / said), exchange=exchange, rollout_func=rollout_func)
@@ -1106,7 +1063,7 @@ def test_a_rollout_func_that_gives_anything_else_than_completions_of_the_prompts
         assert exchange.published == []
 
 
-def test_a_model_that_samples_otherwise_than_it_learns_and_a_data_set_of_another_length_are_refused(
+def test_a_model_that_samples_otherwise_and_rows_of_another_number_are_refused(
     tiny_model_dir: TinyModelDir, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(OptionError, match="attention_dropout"):
@@ -1129,7 +1086,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_within_trl_samples_from_what_it_learns_or_is_refused(
+def test_a_model_samples_from_what_it_learns_or_is_refused(
     kind: str, tiny_model_dir: TinyModelDir, tmp_path: Path
 ) -> None:
     """Rows pass 16 tokens: the windows, chunks and positions from which on these models compute otherwise."""
@@ -1143,19 +1100,16 @@ def test_a_model_within_trl_samples_from_what_it_learns_or_is_refused(
         assert exchange.published == []
         return
     trainer.train()
-    ((_, data),) = exchange.published
     policy = Policy.load(PeerConfig(name="a", model=str(model), device="cpu"))
-    rows = [
-        (group.item, rollout) for group in decode(data, Limits(1 << 20, 8, 8, 64)).groups for rollout in group.rollouts
-    ]
+    rows = [(group.item, rollout) for group in published(exchange) for rollout in group.rollouts]
     assert max(len(rollout) for _, rollout in rows) > 12
     for item, rollout in rows[::3]:
         expected = by_prefixes(policy, trainer.member.prompt_ids(item, 0), rollout.completion_ids, 0.8)
         np.testing.assert_allclose(rollout.gen_logp, expected, atol=5e-4)
 
 
-def test_what_draws_otherwise_in_the_first_round_alone_is_refused(
-    tiny_model_dir: TinyModelDir, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_draws_otherwise_in_the_first_round_is_refused(
+    tiny_model_dir: TinyModelDir, model: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     exchange = MadeUp()
     with pytest.raises(ModelError, match="the sampler"):  # its log-probabilities are made up
@@ -1168,7 +1122,7 @@ def test_what_draws_otherwise_in_the_first_round_alone_is_refused(
     assert exchange.published == []
 
 
-def test_a_tokenizer_is_the_one_in_its_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_is_the_one_in_its_file(model: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """As of every other peer; transformers makes some anew from their vocabulary, by the kind of the model."""
     from transformers import AutoTokenizer
 
@@ -1248,8 +1202,7 @@ def test_a_data_set_of_the_script_is_the_swarms_task(tiny_model_dir: TinyModelDi
     settings = {"honesty.action": "off", "objective.name": "F-TIS"}
     trainer = of_script(model, config(tmp_path / "again", max_steps=6), chat, settings=settings)
     trainer.train()
-    rows = read_jsonl(trainer.place / "metrics.jsonl")
-    assert [(row["peer/a/admitted"], row["peer/b/admitted"]) for row in rows] == [(8, 8)] * 3
+    assert [(row["peer/a/admitted"], row["peer/b/admitted"]) for row in records_of(trainer)] == [(8, 8)] * 3
     assert trainer.member.task.train[0].question == chat[0]["prompt"][0]["content"]
 
 
@@ -1320,32 +1273,11 @@ def test_a_swarm_that_cannot_be_meant_is_refused(model: Path, tmp_path: Path) ->
             of_script(model, config(tmp_path), rows)
 
 
-def test_a_script_with_a_mistake_ends_in_its_own_line_and_the_error(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise ValueError("not ftis's")
-
-    for call in (lambda: of_script(model, config(tmp_path), rows_of(12), peer="c"), fail):
-        with pytest.raises((FtisError, ValueError)) as mistaken:
-            call()
-        sys.excepthook(mistaken.type, mistaken.value, mistaken.tb)
-        said = capsys.readouterr().err
-        if call is fail:
-            assert said.startswith("Traceback")
-        else:
-            (line,) = said.splitlines()
-            assert line.startswith(f"{__file__}:")
-            assert "no peer 'c'" in line
-
-
 # --- processes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_example_and_ftis_join_learn_together_and_a_kill_loses_and_repeats_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_and_ftis_join_learn_together_beyond_a_kill(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ftis("keys", "new", "small", "large") == 0
     assert ftis("keys", "roster", "keys/small.pub", "keys/large.pub") == 0
@@ -1392,7 +1324,7 @@ FTISTrainer("model", None, args, processing_class=tokenizer, environment_factory
 
 
 @pytest.mark.slow
-def test_a_trl_script_and_ftis_join_play_in_one_environment(caller: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_trl_script_and_ftis_join_play_in_one_environment(caller: Caller, tmp_path: Path) -> None:
     """Processes that share a class and the network alone come to the same prompts, seeds, answers and rewards."""
     shutil.copytree(caller[0], tmp_path / "model")
     write_recipe(

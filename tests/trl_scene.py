@@ -14,8 +14,8 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,10 +38,8 @@ GROUP, LENGTH = 4, 8
 def scene_recipe(rounds: int = 3, **sections: Mapping[str, Any]) -> Recipe:
     given: dict[str, Mapping[str, Any]] = {"training": {"rounds": rounds, "save_every": 1}}
     given["honesty"] = {"action": "off"}  # what is made up is not drawn from the log-probabilities that it claims
-    document: dict[str, Any] = {
-        name: {**SECTIONS.get(name, {}), **given.get(name, {}), **sections.get(name, {})}
-        for name in {**SECTIONS, **given, **sections}
-    }
+    of_all = (SECTIONS, given, sections)
+    document = {name: {k: v for of in of_all for k, v in of.get(name, {}).items()} for of in of_all for name in of}
     return parse({"name": "scene", **document, "peers": [{"name": n, "model": "none"} for n in ("a", "b")]})
 
 
@@ -75,8 +73,14 @@ class Nobody:
         return Collected({}, missing=("b",))
 
 
+def message_of_b(member: Member, groups: Sequence[Group]) -> Collected:
+    """What ``b`` offers in the groups' round, beside ``a``."""
+    header = replace(member.header, peer="b", round=groups[0].round)
+    return Collected({"b": encode(Message(header, tuple(groups)))})
+
+
 @dataclass
-class MadeUp:
+class MadeUp(Nobody):
     """The link of ``a`` with a ``b`` that is not there.
 
     Attributes:
@@ -91,9 +95,6 @@ class MadeUp:
     fails_in: int = -1
     lie: float | None = None
 
-    def catch_up(self, round: int) -> int:
-        return round
-
     def items(self, round: int) -> Sequence[int]:
         """The prompts of ``b``."""
         assert self.member is not None
@@ -105,18 +106,14 @@ class MadeUp:
         if round == self.fails_in:
             raise KeyboardInterrupt
         assert self.member is not None
-        items = self.items(round)
-        groups = []
-        each = self.member.recipe.rollouts_per_group
-        for item in items:
-            seeds = range(GROUP * item + 10_000 * round, GROUP * item + 10_000 * round + each)
-            rollouts = tuple(made_up(seed, self.member.admitter.terms.vocab_size) for seed in seeds)
+        groups, each = [], self.member.recipe.rollouts_per_group
+        for item in self.items(round):
+            first = GROUP * item + 10_000 * round
+            rollouts = [made_up(first + n, self.member.admitter.terms.vocab_size) for n in range(each)]
             if self.lie is not None:
-                rollouts = tuple(always(9, self.lie, rollout) for rollout in rollouts)
-            groups.append(Group("b", round, item, rollouts))
-        header = self.member.header
-        theirs = type(header)(**{**vars(header), "peer": "b", "round": round})
-        return Collected({"b": encode(Message(theirs, tuple(groups)))})
+                rollouts = [always(9, self.lie, rollout) for rollout in rollouts]
+            groups.append(Group("b", round, item, tuple(rollouts)))
+        return message_of_b(self.member, groups)
 
 
 def config(out: Path, **options: Any) -> Any:
@@ -176,10 +173,14 @@ def drawn(model: Any, prompt_ids: Sequence[int], place: int) -> Rollout:
     return Rollout(ids, logp.float().numpy())
 
 
-def draws(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-    """A rollout_func of :func:`drawn` completions."""
+Draw = Callable[[Any, Sequence[int], int], Rollout]
+"""(trainer, token ids of a prompt, place in its group) → a rollout."""
+
+
+def sampled_by(draw: Draw, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+    """What a rollout_func gives."""
     ids = trainer.processing_class(text=list(prompts))["input_ids"]
-    rollouts = [drawn(trainer.model, row, ids[:n].count(row)) for n, row in enumerate(ids)]
+    rollouts = [draw(trainer, row, ids[:n].count(row)) for n, row in enumerate(ids)]
     return {
         "prompt_ids": ids,
         "completion_ids": [rollout.completion_ids.tolist() for rollout in rollouts],
@@ -187,32 +188,34 @@ def draws(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
     }
 
 
+def draws(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+    """A rollout_func of :func:`drawn` completions."""
+    return sampled_by(lambda trainer, ids, place: drawn(trainer.model, ids, place), prompts, trainer)
+
+
+def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+    """A rollout_func: completions that follow from the prompt and the place in its group."""
+
+    def seeded(trainer: Any, ids: Sequence[int], place: int) -> Rollout:
+        return made_up(sum(ids) + 1000 * place, trainer.policy.vocab_size)
+
+    return sampled_by(seeded, prompts, trainer)
+
+
 @dataclass
-class Twin:
+class Twin(Nobody):
     """The link of ``a`` with a ``b`` that has the same model, and draws what ``a`` alone would draw besides."""
 
     trainer: Any = None
 
-    def catch_up(self, round: int) -> int:
-        return round
-
     def exchange(self, outgoing: Outgoing) -> Collected:
         member, round = self.trainer.member, outgoing.round
-        each = member.recipe.rollouts_per_group
-        first = GROUP - each  # the places in a group that are left
-        groups = [
-            Group(
-                "b",
-                round,
-                item,
-                tuple(
-                    drawn(self.trainer.model, member.prompt_ids(item, round).tolist(), first + n) for n in range(each)
-                ),
-            )
-            for item in member.assigned("b", round)
-        ]
-        header = type(member.header)(**{**vars(member.header), "peer": "b", "round": round})
-        return Collected({"b": encode(Message(header, tuple(groups)))})
+        places = range(GROUP - member.recipe.rollouts_per_group, GROUP)  # those in a group that are left
+        groups = []
+        for item in member.assigned("b", round):
+            ids = member.prompt_ids(item, round).tolist()
+            groups.append(Group("b", round, item, tuple(drawn(self.trainer.model, ids, place) for place in places)))
+        return message_of_b(member, groups)
 
 
 class Vllm:
@@ -239,25 +242,13 @@ class Vllm:
         self.handed_over += 1
 
     def generate(self, *, prompts: Sequence[Sequence[int]], **settings: Any) -> tuple[Any, ...]:
-        places = [list(prompts[:n]).count(prompt) for n, prompt in enumerate(prompts)]
-        rollouts = [drawn(self.copy, prompt, place) for prompt, place in zip(prompts, places, strict=True)]
-        logps = [
-            [[logp - self.ROUNDED * (place < GROUP // 2)] for logp in rollout.gen_logp.tolist()]
-            for rollout, place in zip(rollouts, places, strict=True)
-        ]
-        return None, [rollout.completion_ids.tolist() for rollout in rollouts], logps, None
-
-
-def given(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-    """A rollout_func: completions that follow from the prompt and the place in its group."""
-    ids = trainer.processing_class(text=list(prompts))["input_ids"]
-    seeds = [sum(row) + 1000 * list(prompts[:n]).count(prompts[n]) for n, row in enumerate(ids)]
-    rollouts = [made_up(seed, trainer.policy.vocab_size) for seed in seeds]
-    return {
-        "prompt_ids": ids,
-        "completion_ids": [rollout.completion_ids.tolist() for rollout in rollouts],
-        "logprobs": [rollout.gen_logp.tolist() for rollout in rollouts],
-    }
+        ids, logps = [], []
+        for n, prompt in enumerate(prompts):
+            place = list(prompts[:n]).count(prompt)
+            rollout = drawn(self.copy, prompt, place)
+            ids.append(rollout.completion_ids.tolist())
+            logps.append([[logp - self.ROUNDED * (place < GROUP // 2)] for logp in rollout.gen_logp.tolist()])
+        return None, ids, logps, None
 
 
 def take_cpus_for_devices() -> None:
@@ -315,8 +306,8 @@ def differences(model: Path, out: Path) -> dict[str, Any]:
         theirs = of_trl.GRPOTrainer(loaded[1], constant_of_some, args, train_dataset=rows, rollout_func=draws)
         theirs.train()
         moved, expected = (
-            torch.cat([(now - then).flatten() for now, then in zip(one.parameters(), before, strict=True)])
-            for one in (trainer.model.cpu(), theirs.model.cpu())
+            torch.cat([(now - then).flatten() for now, then in zip(one.model.cpu().parameters(), before, strict=True)])
+            for one in (trainer, theirs)
         )
         found[loss_type] = [float((moved - expected).norm() / expected.norm()), float(expected.norm()), *kept]
     of_trl.shuffle_sequence_dict = shuffle

@@ -7,15 +7,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import sys
-import traceback
 import warnings
-from functools import cache
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ftis.config import FtisError
 from ftis.version import extra
 
 if TYPE_CHECKING:
@@ -31,27 +25,9 @@ TRIED = (1, 16)
 __all__ = sorted(_HOME)
 
 
-@cache
-def _end_in_one_line() -> None:
-    """Let a script that fails by its user's mistake end in the script's line and the error, without a traceback."""
-    others, package = sys.excepthook, str(Path(__file__).parents[1])
-
-    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, FtisError):
-            others(kind, error, trace)
-            return
-        frames = traceback.extract_tb(trace)
-        into = next((i for i, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
-        at = frames[max(0, into - 1)]
-        print(f"{at.filename}:{at.lineno}: {error}", file=sys.stderr)
-
-    sys.excepthook = show
-
-
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'ftis.trl' has no attribute {name!r}")
-    _end_in_one_line()
     remedy = f"pip install {extra('trl')}"
     try:
         found = importlib.metadata.version("trl")

@@ -20,7 +20,6 @@ from ftis.engines.rows import left_padded
 from ftis.objectives import Objective
 from ftis.rollouts import MIN_LOGP, Bools, Floats, Ints, Rollout, Rows, pad
 from ftis.selection import Chosen, Judged
-from ftis.trl.options import DIVISORS
 
 EMPTY = -1
 """A row without completion: it fills up a batch that TRL could not split into equal parts."""
@@ -31,8 +30,7 @@ def padded(
 ) -> dict[str, Tensor]:
     """Prompts padded on the left and completions on the right, with masks, by TRL's names: int64.
 
-    Args:
-        multiple: GRPOConfig's ``pad_to_multiple_of``, of both widths.
+    ``multiple`` is GRPOConfig's ``pad_to_multiple_of``, of both widths.
     """
     ids_nP, mask_nP = left_padded(prompt_ids, device)
     ids_nT = torch.from_numpy(pad(completion_ids).astype(np.int64)).to(device)
@@ -93,9 +91,8 @@ def strengths(judged: Judged, chosen: Chosen, objective: Objective) -> list[Floa
         return strength_N
     used_R1 = (judged.advantage_R * chosen.share_R).unsqueeze(-1)
     lengths = judged.diagnostics.length_N.tolist()
-    raw_RT = torch.nn.utils.rnn.pad_sequence(
-        list(judged.diagnostics.raw_weight.split(lengths)), batch_first=True, padding_value=1.0
-    )
+    raw_R = list(judged.diagnostics.raw_weight.split(lengths))
+    raw_RT = torch.nn.utils.rnn.pad_sequence(raw_R, batch_first=True, padding_value=1.0)
     weight_RT = objective.weight(raw_RT, used_R1, objective)
     weight_RT[torch.from_numpy(batch.own_N[judged.rows])] = 1.0
     for row, length, of_tokens in zip(judged.rows.tolist(), lengths, (used_R1 * weight_RT).numpy(), strict=True):
@@ -110,15 +107,6 @@ def gen_logp_of_tokens(rollout: Rollout) -> Floats:
     of_tokens = np.zeros(len(rollout), np.float32)
     of_tokens[np.flatnonzero(np.diff(rollout.unit, prepend=-1))] = rollout.gen_logp
     return of_tokens
-
-
-def makes_up(loss_type: str, taken: int, all_of_round: int) -> float:
-    """f: TRL's divisor of a batch over that of the whole round.
-
-    Args:
-        taken, all_of_round: rollouts, those of all processes.
-    """
-    return taken / all_of_round if DIVISORS[loss_type] == "rollouts" else 1.0
 
 
 def rows_of(
@@ -137,7 +125,6 @@ def rows_of(
         strength_N: of :func:`strengths`.
         masked: rows whose tokens are masked, as TRL does with truncated completions.
         ratios: TRL's own π_old/π_gen of its sampler's rows, by row: [T], or [1] for all tokens.
-        multiple: as :func:`padded` takes it.
     """
     batch, at = judged.batch, np.maximum(rows, 0).tolist()
     # Where Â = 0 no log π_old was computed. With 0 no ratio exceeds 1, so that none overflows.

@@ -48,19 +48,12 @@ def factory_of(recipe: Recipe, given: Any, without_us: Mapping[str, Any]) -> Any
             f"task.environment = {path!r} has reply(text), and TRL's environments have tools alone: let ftis join "
             f"train this peer, or write public methods instead"
         )
-    if not hasattr(environment.instance, "__dict__"):
-        raise OptionError(
-            f"task.environment = {path!r} has __slots__, and the object of an episode that took too long gets another "
-            f"get_reward: leave them out"
-        )
     seed = inspect.signature(environment.instance.reset).parameters.get("seed")
     for name, rows in without_us.items() if seed is not None and seed.default is seed.empty else ():
-        for one in rows.values() if isinstance(rows, dict) else [rows]:
-            if "seed" not in (getattr(one, "column_names", None) or ()):
-                raise OptionError(
-                    f"{name} has no column seed, which reset of task.environment = {path!r} takes: add one, or give "
-                    f"the argument a default"
-                )
+        each = rows.values() if isinstance(rows, dict) else [rows]
+        if not all("seed" in (getattr(one, "column_names", None) or ()) for one in each):
+            takes = f"which reset of task.environment = {path!r} takes"
+            raise OptionError(f"{name} has no column seed, {takes}: add one, or give the argument a default")
     return made
 
 

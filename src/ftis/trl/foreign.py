@@ -17,7 +17,7 @@ from ftis.episodes import EpisodeError, UnplayableError
 from ftis.learning import weighed
 from ftis.rollouts import Batch, Floats, Prompt, ScoredGroup
 from ftis.selection import Chosen, Judged, OwnOld
-from ftis.trl.batches import advantages, makes_up, rows_of, strengths
+from ftis.trl.batches import advantages, rows_of, strengths
 from ftis.trl.options import DIVISORS
 from ftis.trl.rewards import sparing
 
@@ -57,8 +57,7 @@ class Foreign:
         problems = [problem for problem, _, _ in mine]
         inputs = trainer.rows(problems)
         prompts, ids = trainer.begun(problems, inputs), [rollout.read_ids.tolist() for _, _, rollout in mine]
-        texts: list[Any] = [text for _, text, _ in mine]
-        unplayed = [False] * len(mine)
+        texts, unplayed = list[Any](text for _, text, _ in mine), [False] * len(mine)
         if stage is not None:
             trainer.environments = stage.environments(len(mine))
             for n, ((problem, _, rollout), environment) in enumerate(zip(mine, trainer.environments, strict=True)):
@@ -77,8 +76,7 @@ class Foreign:
             self._scoring = False
         trainer._pending_extra_logs.clear()  # TRL's table of completions has own ones only
         trainer._pending_metrics.clear()
-        without_any = trainer.ranks.together(unplayed)
-        totals = zip(self.totals(rewards_NF), without_any, strict=True)
+        totals = zip(self.totals(rewards_NF), trainer.ranks.together(unplayed), strict=True)
         rewards = iter([math.nan if no else total for total, no in totals])
         return [replace(one, rewards=tuple(next(rewards) for _ in one.completions)) for one in admitted]
 
@@ -93,11 +91,7 @@ class Foreign:
 
     def judged(self, batch: Batch, own: Ratios, reported: bool) -> Judged:
         """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0, or of
-        all where β > 0.
-
-        Args:
-            reported: whether the sampler reported log π_gen, and log π_old was computed.
-        """
+        all where β > 0. ``reported``: the sampler gave log π_gen, and log π_old was computed."""
         trainer = self.trainer
         advantage_N = advantages(batch.reward_N, batch.group_N, trainer.scale_rewards)
         batch = replace(batch, reward_N=np.nan_to_num(batch.reward_N))  # own ones without a reward; records have 0
@@ -106,7 +100,7 @@ class Foreign:
         foreign = rows[~batch.own_N[rows]].tolist()
         if foreign:
             mine = trainer.ranks.evenly(foreign)
-            logps = trainer.engine.logps_of(batch.prompts(mine), batch.completion_ids(mine), drawn=batch.drawn(mine))
+            logps = trainer.policy.logps(batch.prompts(mine), batch.completion_ids(mine), drawn=batch.drawn(mine))
             known |= dict(zip(foreign, trainer.ranks.together(logps), strict=False))
         gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in known if batch.own_N[r]]
         gap = np.concatenate(gaps) if gaps and reported else np.zeros(0, np.float32)
@@ -117,13 +111,9 @@ class Foreign:
     def joined(
         self, judged: Judged, chosen: Chosen, out: dict[str, Tensor], own: Ratios
     ) -> tuple[dict[str, Tensor], float]:
-        """TRL's batch of own rollouts as it is, or else that of all rollouts that carry gradient.
+        """TRL's batch ``out`` of own rollouts as it is, or else that of all rollouts that carry gradient.
 
-        Args:
-            out: TRL's batch.
-
-        Returns:
-            the batch, and the factor by which its β makes up for rollouts that are left out, as its advantages do.
+        Beside it, the factor by which its β makes up for rollouts that are left out, as its advantages do.
         """
         trainer, batch, masks = self.trainer, judged.batch, self.trainer.mask_truncated_completions
         steps = int(trainer.args.steps_per_generation)
@@ -139,14 +129,15 @@ class Foreign:
         taken = [row for row in range(len(batch)) if whole or (row not in masked and strength_N[row].any())]
         rows = trainer.ranks.part(np.array(taken, dtype=np.int64), steps)
         tokens_N = [len(rollout) * (row not in masked) for row, rollout in enumerate(batch.rollouts)]
-        factor = makes_up(trainer.loss_type, len(rows) * trainer.ranks.size, len(batch))
+        by_rollouts = DIVISORS[trainer.loss_type] == "rollouts"  # TRL's divisor of its batch over that of the round
+        factor = len(rows) * trainer.ranks.size / len(batch) if by_rollouts else 1.0
         strength_N = [strength * np.float32(factor) for strength in strength_N]
         ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
         device, multiple = trainer.accelerator.device, trainer.pad_to_multiple_of
         dropped = judged.rows[~chosen.kept_R].tolist() if trainer.beta else []  # they have no KL, and still count
         tensors = rows_of(judged, rows, strength_N, masked.union(dropped), ratios, device, multiple)
         if trainer.beta:
-            tensors["ref_per_token_logps"] = trainer.engine.ref_logps(tensors)
+            tensors["ref_per_token_logps"] = trainer.policy.ref_logps(tensors)
         if trainer.off_policy_mask_threshold is not None:
             out["sampling_per_token_logps"] = tensors["sampling_per_token_logps"]
         tensors["num_items_in_batch"] = torch.tensor(sum(tokens_N), device=device)

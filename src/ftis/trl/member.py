@@ -15,17 +15,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from ftis.config import FtisError, PeerConfig, Recipe, RecipeError
-from ftis.engines.rows import PaddedRows
+from ftis.config import FtisError, Recipe, RecipeError
 from ftis.environments.play import Player
-from ftis.member import Member
+from ftis.member import Cursor, Member
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs
@@ -33,11 +30,12 @@ from ftis.records.events import ArmBegun, PeerStarted, Say, placed
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog
-from ftis.rollouts import Floats, Ints, Prompt
+from ftis.rollouts import Ints, Prompt
 from ftis.run import checkpoint
 from ftis.run.membership import end_tokens_of, member_of
 from ftis.run.network import credentials, in_network
 from ftis.selection import selections_of
+from ftis.trl.policy import HostPolicy
 from ftis.trl.swarm import Link, Swarm
 from ftis.view.progress import Display
 
@@ -46,53 +44,15 @@ class AloneError(FtisError):
     """A peer that was to collaborate learned from nobody else."""
 
 
-@dataclass(eq=False)
-class HostPolicy:
-    """The model of a member, in the hands of TRL's trainer: a :class:`~ftis.policy.Policy` that TRL trains.
-
-    Attributes:
-        logps: log-probabilities of completions as the trainer computes them, under its own temperature.
-    """
-
-    model: Any
-    tokenizer: Any
-    vocab_size: int
-    end_ids: frozenset[int]
-    config: PeerConfig
-    device: torch.device
-    compute_dtype: torch.dtype
-    precision: Callable[[], contextlib.AbstractContextManager[None]]
-    logps: Callable[[Sequence[Ints], Sequence[Ints], float], list[Floats]]
-
-    @property
-    def forward(self) -> PaddedRows:
-        return PaddedRows(self.model, self.device)
-
-    def detokenize(self, completion_ids: Sequence[int]) -> str:
-        """A completion's text, without special tokens, as TRL gives own ones to reward functions."""
-        return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
-
-
 def member_for(
-    recipe: Recipe,
-    name: str,
-    policy: HostPolicy,
-    task: Task,
-    render: Callable[[Prompt], Ints],
-    episodes: Player | None = None,
+    recipe: Recipe, policy: HostPolicy, task: Task, render: Callable[[Prompt], Ints], episodes: Player | None
 ) -> Member:
-    """The member ``name`` of a recipe.
-
-    Its admission scores nothing: all processes of the trainer score the admitted groups.
-
-    Args:
-        render: a problem → the token ids of its prompt.
-        episodes: of the task's environment, if it has one.
+    """The member of a recipe. Its admission scores nothing: all processes of the trainer score the admitted groups.
 
     Raises:
         RecipeError: the tokenizer lacks one of ``sampling.end_tokens``, or the model does not end at all of its ends.
     """
-    vocabulary = policy.tokenizer.get_vocab()
+    vocabulary, name = policy.tokenizer.get_vocab(), policy.config.name
     ends = [str(policy.tokenizer.eos_token), *end_tokens_of(recipe, policy.tokenizer)]
     if unknown := [token for token in ends if vocabulary.get(token) not in policy.end_ids]:
         raise RecipeError(
@@ -157,10 +117,8 @@ def alone_in_all_rounds(place: Path) -> str | None:
     peer = PeerRun.read(place)
     if not peer.learned_alone:
         return None
-    return (
-        f"no foreign rollout was used in any of {len(peer.rounds)} rounds: {place / 'events.jsonl'} says why; the "
-        f"model is saved, and it learned alone"
-    )
+    why = f"{place / 'events.jsonl'} says why; the model is saved, and it learned alone"
+    return f"no foreign rollout was used in any of {len(peer.rounds)} rounds: {why}"
 
 
 def state_of(member: Member) -> str:
@@ -171,5 +129,5 @@ def state_of(member: Member) -> str:
 def restore(member: Member, state: str) -> None:
     """Go on from the state that :func:`state_of` wrote."""
     saved = json.loads(state)
-    member.cursor = replace(member.cursor, **saved["cursor"])
+    member.cursor = Cursor(**saved["cursor"])
     checkpoint.restore(member.selections, saved["selections"])

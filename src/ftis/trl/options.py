@@ -54,23 +54,15 @@ COARSE = "quantized"
 
 
 def check_options(args: Any, more: Mapping[str, Any], recipe: Recipe, objective: Objective, peer: str) -> None:
-    """Refuse options that contradict the swarm.
+    """Refuse options that contradict the swarm, by an OptionError with each of them, its value and the remedy.
 
     Args:
         args: a GRPOConfig.
         more: arguments of the trainer besides.
         recipe: with exactly the peers of this swarm.
-
-    Raises:
-        OptionError: names every such option, its value and the remedy.
     """
-    faults = [
-        *_fixed(args, more),
-        *_of_sampling(args, recipe),
-        *_of_batches(args, recipe),
-        *_of_saving(args, recipe),
-        *_of_recipe(args, recipe, objective, peer),
-    ]
+    faults = [*_fixed(args, more), *_of_sampling(args, recipe), *_of_batches(args, recipe), *_of_saving(args, recipe)]
+    faults += _of_recipe(recipe, objective, peer)
     if faults:
         raise OptionError("options that a swarm cannot take:\n" + "\n".join(f"  {fault}" for fault in faults))
 
@@ -96,12 +88,8 @@ def check_generation(
             f"eos_token_id = {sorted(sampled_to)}: completions end there in sampling, and at {sorted(cut_at)} for TRL: "
             f"leave it out of generation_kwargs, load the model and set its model.generation_config.eos_token_id"
         )
-    wanted = {
-        **defaults,
-        "do_sample": True,
-        "max_new_tokens": args.max_completion_length,
-        **{name: getattr(args, name) for name in ("temperature", "top_k", "top_p")},
-    }
+    wanted = {**defaults, "do_sample": True, "max_new_tokens": args.max_completion_length}
+    wanted |= {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")}
     faults = [
         f"  {name} = {value!r}"
         for name, value in effective.items()
@@ -128,13 +116,10 @@ def _fixed(args: Any, more: Mapping[str, Any]) -> Iterator[str]:
     if args.loss_type not in DIVISORS:
         yield f"loss_type = {args.loss_type!r}: its divisor is not known here; take one of {', '.join(DIVISORS)}"
     if args.beta and args.loss_type == "bnpo":
-        yield (
-            f"beta = {args.beta!r}: bnpo divides by the tokens of a micro-batch, those of dropped rollouts too, which "
-            f"have no KL; set beta=0.0, or another loss_type"
-        )
+        why = "bnpo divides by the tokens of a micro-batch, those of dropped rollouts too, which have no KL"
+        yield f"beta = {args.beta!r}: {why}; set beta=0.0, or another loss_type"
     for name, (wanted, why) in FIXED.items():
-        value = getattr(args, name)
-        if value != wanted:
+        if (value := getattr(args, name)) != wanted:
             yield f"{name} = {value!r}: set {name}={wanted!r}, since {why}"
 
 
@@ -146,15 +131,12 @@ def _of_sampling(args: Any, recipe: Recipe) -> Iterator[str]:
             yield f"{name} = {value!r}: the recipe's sampling.{name} is {wanted!r}; set {name}={wanted!r}"
     calls = args.max_tool_calling_iterations
     if recipe.task.environment and calls not in (None, sampling.max_turns - 1):
-        yield (
-            f"max_tool_calling_iterations = {calls}: the recipe's sampling.max_turns is {sampling.max_turns}, one more "
-            f"than calls; leave it out"
-        )
+        why = f"the recipe's sampling.max_turns is {sampling.max_turns}, one more than calls"
+        yield f"max_tool_calling_iterations = {calls}: {why}; leave it out"
     if (sampling.top_k or sampling.top_p < 1) and not args.use_vllm:
-        yield (
-            f"top_k = {sampling.top_k}, top_p = {sampling.top_p}: transformers' generate reports no log-probabilities "
-            f"of a truncated distribution; sample with use_vllm=True, or set top_k=0 and top_p=1.0"
-        )
+        why = "transformers' generate reports no log-probabilities of a truncated distribution"
+        remedy = "sample with use_vllm=True, or set top_k=0 and top_p=1.0"
+        yield f"top_k = {sampling.top_k}, top_p = {sampling.top_p}: {why}; {remedy}"
 
 
 def _of_batches(args: Any, recipe: Recipe) -> Iterator[str]:
@@ -162,25 +144,19 @@ def _of_batches(args: Any, recipe: Recipe) -> Iterator[str]:
     prompts, each = recipe.training.prompts_per_round, recipe.sampling.num_generations
     own = recipe.prompts_per_peer * recipe.rollouts_per_group
     if args.generation_batch_size != prompts * each:
-        yield (
-            f"generation_batch_size = {args.generation_batch_size}: a round has {prompts} prompts x {each} completions "
-            f"of all peers; let per_device_train_batch_size x {processes} processes x steps_per_generation be "
-            f"{prompts * each}"
-        )
+        why = f"a round has {prompts} prompts x {each} completions of all peers"
+        remedy = f"let per_device_train_batch_size x {processes} processes x steps_per_generation be {prompts * each}"
+        yield f"generation_batch_size = {args.generation_batch_size}: {why}; {remedy}"
     if own % processes:
         yield f"{processes} processes: they cannot share the {own} completions that this peer samples in a round"
-    if args.steps_per_generation * args.num_iterations % args.gradient_accumulation_steps:
-        yield (
-            f"gradient_accumulation_steps = {args.gradient_accumulation_steps}: a round would end within an optimiser "
-            f"step; take a divisor of steps_per_generation x num_iterations = "
-            f"{args.steps_per_generation * args.num_iterations}"
-        )
+    if (losses := args.steps_per_generation * args.num_iterations) % args.gradient_accumulation_steps:
+        remedy = f"take a divisor of steps_per_generation x num_iterations = {losses}"
+        why = "a round would end within an optimiser step"
+        yield f"gradient_accumulation_steps = {args.gradient_accumulation_steps}: {why}; {remedy}"
     total = recipe.training.rounds * steps_per_round(args)
     if args.max_steps not in (-1, total):
-        yield (
-            f"max_steps = {args.max_steps}: the {recipe.training.rounds} rounds take {total}; leave max_steps out, or "
-            f"set it to {total}"
-        )
+        why = f"the {recipe.training.rounds} rounds take {total}"
+        yield f"max_steps = {args.max_steps}: {why}; leave max_steps out, or set it to {total}"
 
 
 def _of_saving(args: Any, recipe: Recipe) -> Iterator[str]:
@@ -200,7 +176,7 @@ def _of_saving(args: Any, recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _of_recipe(args: Any, recipe: Recipe, objective: Objective, peer: str) -> Iterator[str]:
+def _of_recipe(recipe: Recipe, objective: Objective, peer: str) -> Iterator[str]:
     config, parts = recipe.peer(peer), (objective.advantage, objective.ratio, objective.surrogate, objective.reduction)
     if parts != (within_group, over_old, clipped, sequence_mean) or objective.clip_joint or objective.beta:
         yield (

@@ -34,15 +34,8 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any, chat: bool = Fa
     prompts: list[Any] = [None if chat else _as_text(problem, config, tokenizer) for problem in task.train]
     if None in prompts:
         prompts = [_as_conversation(problem, config, tokenizer) for problem in task.train]
-    return Dataset.from_list(
-        [
-            {**problem.columns, "prompt": prompt, "question": problem.question, "answer": problem.answer}
-            for problem, prompt in zip(task.train, prompts, strict=True)
-        ]
-    )
-
-
-PLAIN = (bytes, date, time, timedelta, Decimal)
+    pairs = zip(task.train, prompts, strict=True)
+    return Dataset.from_list([{**p.columns, "prompt": t, "question": p.question, "answer": p.answer} for p, t in pairs])
 
 
 @dataclass(frozen=True)
@@ -109,7 +102,7 @@ def _written(rows: Mapping[str, Sequence[Any]]) -> bytes:
 
 def _plain(value: Any) -> str:
     """The one text of a value that JSON lacks. Other objects are refused: their text may hold an address in memory."""
-    if isinstance(value, PLAIN):
+    if isinstance(value, bytes | date | time | timedelta | Decimal):
         return repr(value)
     raise TypeError(f"a {type(value).__name__}")
 
@@ -117,15 +110,10 @@ def _plain(value: Any) -> str:
 def require_prompts(
     given: Iterable[tuple[Prompt, Sequence[int]]], wanted: PromptIds, tokenizer: Any, where: str, remedy: str
 ) -> None:
-    """Require prompts that are the recipe's.
+    """Refuse the first of some prompts, as token ids beside their problem, that is not the recipe's, by an OptionError.
 
     Args:
-        given: (problem, its prompt as token ids), of each.
-        wanted: token ids of the recipe's prompts.
         where: names who gave the prompt, with ``{item}`` for the problem's number.
-
-    Raises:
-        OptionError: a prompt is not the recipe's.
     """
     for problem, ids in given:
         item, right = problem.item, wanted(problem.item, problem.round).tolist()
@@ -148,11 +136,8 @@ def _as_text(problem: Prompt, config: PromptConfig, tokenizer: Any) -> str | Non
 def _as_conversation(problem: Prompt, config: PromptConfig, tokenizer: Any) -> list[dict[str, str]]:
     messages = conversation(problem, config)
     ids = render_prompt(problem, config, tokenizer, todays=True).tolist()
-    found = None
-    if tokenizer.chat_template:
-        options = config.template_options
-        found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
-    if found != ids:
+    how = {"add_generation_prompt": True, "return_dict": False, **config.template_options}
+    if not tokenizer.chat_template or tokenizer.apply_chat_template(messages, **how) != ids:
         raise OptionError(
             f"the prompt of problem {problem.item} cannot be given to TRL as text or as a conversation "
             f"({tokenizer.decode(ids)!r}): leave prompt.prefill out of the recipe, or give a train_dataset"

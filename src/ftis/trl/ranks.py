@@ -104,10 +104,9 @@ class Ranks:
         return [values[max(0, row)] for row in self.part(np.arange(len(values)), 1).tolist()]
 
     def part(self, rows: Rows, parts: int) -> Rows:
-        """This process's part of ``rows``, as long as that of any other.
+        """This process's part of ``rows``, as long as that of any other, and ``parts`` divides the length.
 
-        Args:
-            parts: a divisor of its length; :data:`~ftis.trl.batches.EMPTY` rows fill it up.
+        :data:`~ftis.trl.batches.EMPTY` rows fill it up.
         """
         each = max(1, -(-len(rows) // self.size))
         each += -each % parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,16 +31,16 @@ def sparing(function: Any, foreign: Callable[[], bool]) -> Any:
         async def scored_later(**arguments: Any) -> Any:
             if not foreign():
                 return await function(**arguments)
-            rewards: list[float | None] = []
             try:
                 return _numbers(await function(**arguments), arguments)
             except Exception:
+                rewards: list[float | None] = []
                 for row in _rows(arguments):
                     try:
                         rewards += _numbers(await function(**row), row)
                     except Exception:
                         rewards.append(FAILED)
-            return rewards
+                return rewards
 
         return scored_later
 
@@ -48,16 +48,16 @@ def sparing(function: Any, foreign: Callable[[], bool]) -> Any:
     def scored(**arguments: Any) -> Any:
         if not foreign():
             return function(**arguments)
-        rewards: list[float | None] = []
         try:
             return _numbers(function(**arguments), arguments)
         except Exception:
+            rewards: list[float | None] = []
             for row in _rows(arguments):
                 try:
                     rewards += _numbers(function(**row), row)
                 except Exception:
                     rewards.append(FAILED)
-        return rewards
+            return rewards
 
     return scored
 
@@ -67,16 +67,8 @@ def place_of(group: Group) -> tuple[str, int, int]:
     return group.peer, group.round, group.item
 
 
-def without(admissions: Sequence[Admission], failed: Collection[tuple[str, int, int]]) -> tuple[Admission, ...]:
-    """The admissions with groups rejected that a reward function failed on.
-
-    Args:
-        failed: :func:`place_of` each such group.
-    """
-    return tuple(_without(admission, failed) for admission in admissions)
-
-
-def _without(admission: Admission, failed: Collection[tuple[str, int, int]]) -> Admission:
+def without(admission: Admission, failed: Collection[tuple[str, int, int]]) -> Admission:
+    """An admission with the groups rejected that a reward function failed on: ``failed`` has :func:`place_of` each."""
     bad = [scored.group for scored in admission.admitted if place_of(scored.group) in failed]
     detail = "reward_funcs: one fails on a completion, or gives no finite number for it"
     rejections = (Rejection(admission.peer, Reason.UNSCORED, group.item, detail) for group in bad)

@@ -77,32 +77,28 @@ class Swarm:
         for name in ("peers", "listen", "connect"):
             if isinstance(value := getattr(self, name), str):
                 raise OptionError(f"Swarm: {name} = {value!r}: give a list, as {name}={value.split(',')!r}")
-        given = {"key": self.key, "roster": self.roster}
-        network: dict[str, Any] = {name: str(path) for name, path in given.items() if path is not None}
-        network |= {"listen": list(self.listen)} if self.listen else {}
-        network |= {"connect": list(self.connect)} if self.connect else {}
-        network |= {"open": True} if self.open else {}
+        files = {name: str(path) for name, path in (("key", self.key), ("roster", self.roster)) if path is not None}
+        more = {"listen": list(self.listen), "connect": list(self.connect), "open": self.open}
+        network: dict[str, Any] = files | {name: value for name, value in more.items() if value}
         if self.recipe is None:
-            found = self._of_script(args, dataset, environment, network)
-            self._require_trust(found)
-            return found
-        if self.peers or self.settings:
+            recipe = self._of_script(args, dataset, environment, network)
+        elif self.peers or self.settings:
             raise OptionError("peers and settings stand in the recipe: leave them out of Swarm, or give no recipe")
-        recipe = self.recipe if isinstance(self.recipe, Recipe) else load(self.recipe)
-        recipe = recipe.model_copy(update={"network": network_settings(recipe.network.model_dump() | network)})
-        self._require_trust(recipe)
-        if self.link is None:
-            return choose_arm(recipe, self.peer, self.arm)[1]
-        return arms_of(recipe, (self.arm,) if self.arm else ())[0].swarm_of(self.peer)
-
-    def _require_trust(self, recipe: Recipe | None) -> None:
-        """Refuse a network in which nobody says who is trusted."""
-        if recipe is None or self.link is not None or recipe.network.open:
-            return
-        if recipe.network.roster is None or recipe.network.key is None:
+        else:
+            recipe = self.recipe if isinstance(self.recipe, Recipe) else load(self.recipe)
+            recipe = recipe.model_copy(update={"network": network_settings(recipe.network.model_dump() | network)})
+        if recipe is None:
+            return None
+        known = recipe.network.open or (recipe.network.roster is not None and recipe.network.key is not None)
+        if self.link is None and not known:
             raise OptionError(
                 "Swarm: give key=… and roster=… (ftis keys makes them), or open=True to trust whoever can connect"
             )
+        if self.recipe is None:
+            return recipe
+        if self.link is None:
+            return choose_arm(recipe, self.peer, self.arm)[1]
+        return arms_of(recipe, (self.arm,) if self.arm else ())[0].swarm_of(self.peer)
 
     def _of_script(self, args: Any, dataset: Any, environment: Any, network: Mapping[str, Any]) -> Recipe | None:
         """The recipe that a script's GRPOConfig, data set and environment amount to."""
@@ -119,10 +115,8 @@ class Swarm:
         if isinstance(dataset, dict):
             raise OptionError(f"train_dataset holds the splits {', '.join(dataset)}: give one, as train_dataset[…]")
         if not hasattr(dataset, "__len__"):
-            raise OptionError(
-                "train_dataset is missing or has no length: give all peers one data set whose rows can be asked for by "
-                "number"
-            )
+            remedy = "give all peers one data set whose rows can be asked for by number"
+            raise OptionError(f"train_dataset is missing or has no length: {remedy}")
         if isinstance(environment, dict):
             raise OptionError("environment_factory holds several classes: a swarm's task has one; give it alone")
         prompts, steps = args.generation_batch_size // args.num_generations, steps_per_round(args)
@@ -162,5 +156,5 @@ class Swarm:
 def adapted(recipe: Recipe, args: Any) -> Recipe:
     """The recipe with GRPOConfig's values of keys in which peers may differ: steps, passes, saving."""
     steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
-    update: dict[str, Any] = {"num_iterations": args.num_iterations, "steps_per_generation": steps}
+    update = {"num_iterations": args.num_iterations, "steps_per_generation": steps}
     return recipe.model_copy(update={"training": recipe.training.model_copy(update=update)})

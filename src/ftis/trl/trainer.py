@@ -46,27 +46,16 @@ from ftis.run import accusations
 from ftis.run.assembly import longest_row
 from ftis.run.claiming import claim
 from ftis.run.runs import peer_lock
-from ftis.sampling import Decoding
 from ftis.schedule import seed_of
 from ftis.selection import Chosen
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
 from ftis.trl.batches import prompts_of, spread, tokens_of
-from ftis.trl.engine import Engine, changed
 from ftis.trl.episodes import Stage, factory_of
 from ftis.trl.foreign import Foreign
-from ftis.trl.member import (
-    AloneError,
-    HostPolicy,
-    alone_in_all_rounds,
-    connected,
-    member_for,
-    newest_checkpoint,
-    restore,
-    state_of,
-)
-from ftis.trl.models import REMEDY, check_model, check_server, generation_of, tokenizer_of
+from ftis.trl.member import AloneError, alone_in_all_rounds, connected, member_for, newest_checkpoint, restore, state_of
 from ftis.trl.options import OptionError, check_generation, check_options, steps_per_round
+from ftis.trl.policy import REMEDY, HostPolicy, changed, check_model, check_server, generation_of, tokenizer_of
 from ftis.trl.problems import Problems, dataset_of, require_prompts, task_of
 from ftis.trl.ranks import Ranks
 from ftis.trl.rewards import place_of, without
@@ -148,11 +137,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         args, rows = self.args, self.train_dataset
         if isinstance(rows, IterableDataset) or len(rows) != len(task.train):
             size = "no length" if isinstance(rows, IterableDataset) else f"{len(rows)} rows"
-            raise OptionError(
-                f"train_dataset has {size}, the recipe's task {len(task.train)} training problems: give a row for "
-                f"each, in their order, or leave train_dataset out"
-            )
-        self.engine, self.foreign = Engine(self), Foreign(self)
+            remedy = "give a row for each, in their order, or leave train_dataset out"
+            raise OptionError(f"train_dataset has {size}, the recipe's task {len(task.train)} problems: {remedy}")
+        self.foreign = Foreign(self)
         self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
         check_generation(args, *generation_of(self), self.eos_token_ids)
@@ -160,29 +147,18 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.vllm_generation.generation_kwargs["stop_token_ids"] = sorted(self.eos_token_ids)
         if args.use_vllm and args.vllm_mode == "server":
             self.ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
-        policy = HostPolicy(
-            self.model,
-            self._tokenizer,
-            self.engine.vocab_size,
-            frozenset(self.eos_token_ids),
-            recipe.peer(self._swarm.peer),
-            self.accelerator.device,
-            self.engine.compute_dtype,
-            self.accelerator.autocast,
-            self.engine.logps_of,
-        )
-        player = player_of(recipe.task, recipe, cast(Any, policy))
+        self.policy = policy = cast(Any, HostPolicy(self, recipe.peer(self._swarm.peer)))
+        player = player_of(recipe.task, recipe, policy)
         self.stage: Stage | None = None
-        render: Any = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
+        render: Any = self._rendered
+        if self._swarm.recipe is not None:
+            render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
+            render = render if player is None else partial(player.render, todays=True)
+        self.member = member_for(recipe, policy, task, render, player)
         if player is not None:
-            render = partial(player.render, todays=True)
-        of_task = self._rendered if self._swarm.recipe is None else render
-        self.member = member_for(recipe, self._swarm.peer, policy, task, of_task, player)
-        if player is not None:
-            stage = cast(Player, self.member.admitter.episodes), self.train_dataset
+            stage = cast(Player, self.member.admitter.episodes), rows
             self.stage = Stage.of(*stage, self.environment_factories[None], self._environment_pool[None])
             self._env_tools = {None: list(player.environment.tools.values())}
-        self.policy: Any = policy
         self._episodes: list[tuple[Rollout, str]] = []
         self._drawn_by: Sequence[Prompt] = ()
         self.agreed = False
@@ -223,11 +199,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         prompts = [row["prompt"] for row in rows]
         if self.stage is None:
             return prompts
-        places = [(problem.item, problem.round) for problem in problems]
-        texts = {place: self.stage.observation(one) for place, one in dict(zip(places, problems, strict=True)).items()}
+        texts = {place: self.stage.observation(one) for place, one in {(p.item, p.round): p for p in problems}.items()}
         return [
-            [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + texts[place]}]
-            for place, prompt in zip(places, prompts, strict=True)
+            [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + texts[problem.item, problem.round]}]
+            for problem, prompt in zip(problems, prompts, strict=True)
         ]
 
     def _require_one_policy(self) -> None:
@@ -237,21 +212,22 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             longest = len(self.member.prompt_ids(problems.longest, None)) + decoding.max_completion_length
         else:
             longest = longest_row(problems, self.member.render, self.member.recipe.sampling)
-        draw = partial(self.engine.draw, decoding)
-        with self.engine.without_checkpointing():
-            found = trial(self.policy, draw, longest, decoding.temperature, self.engine.in_place)
+        draw = partial(self.policy.draw, decoding)
+        with self.policy.without_checkpointing():
+            found = trial(self.policy, draw, longest, decoding.temperature, self.policy.in_place)
         found.refuse(self.policy, REMEDY)
 
     def check_prompts(self, problems: Sequence[Prompt]) -> None:
         """Refuse a data set whose prompts are not the recipe's."""
-        places = {self.member.prompt_ids.place(problem.item, problem.round): problem for problem in problems}
-        unchecked = {place: problem for place, problem in places.items() if place not in self._checked}
+        wanted = self.member.prompt_ids
+        places = {(problem.item, problem.round if wanted.by_round else None): problem for problem in problems}
+        unchecked = [problem for place, problem in places.items() if place not in self._checked]
         if not unchecked or self._swarm.recipe is None:
             return
-        self._checked |= set(unchecked)
-        given = zip(unchecked.values(), self._tokenized(list(unchecked.values())), strict=True)
+        self._checked |= places.keys()
+        given = zip(unchecked, self._tokenized(unchecked), strict=True)
         remedy = "let [prompt] of the recipe say what the data set does, or leave train_dataset out"
-        require_prompts(given, self.member.prompt_ids, self._tokenizer, "train_dataset: row {item}", remedy)
+        require_prompts(given, wanted, self._tokenizer, "train_dataset: row {item}", remedy)
 
     # --- the run ------------------------------------------------------------------------------------
 
@@ -293,22 +269,19 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
-                raise RunError(
-                    f"{checkpoint} has no {STATE}: it was saved within a round or by another trainer; resume from a "
-                    f"checkpoint of this one"
-                )
+                why = "it was saved within a round or by another trainer; resume from a checkpoint of this one"
+                raise RunError(f"{checkpoint} has no {STATE}: {why}")
             restore(self.member, state.read_text(encoding="utf-8"))
         elif anew and (self.place / "metrics.jsonl").exists():
-            raise RunError(
-                f"{self.place} holds a run: train(resume_from_checkpoint=True), or choose another output_dir"
-            )
+            remedy = "train(resume_from_checkpoint=True), or choose another output_dir"
+            raise RunError(f"{self.place} holds a run: {remedy}")
         claim(self.place, True, self.member.recipe, "metrics.jsonl", tasks=[self.member.task])
         self._records = Records(self.place, keep_rollouts=self.member.recipe.training.record_rollouts)
         accusations.keep_undone(self.place, self.member.cursor.step)
         accusations.accuse_again(self.place, self.member.cursor.step, self.member.selections)
         self._records.cut_back_to(self.member.cursor.step or -1)
-        context = connected(self.member, self._tokenizer, self._swarm, self.place)
-        self._link, self._round_said = stack.enter_context(context)
+        link = connected(self.member, self._tokenizer, self._swarm, self.place)
+        self._link, self._round_said = stack.enter_context(link)
         finished = self.member.cursor.step >= self.member.recipe.training.rounds
         if finished:  # others may have come back for its messages
             self._link.catch_up(self.member.cursor.step)
@@ -325,8 +298,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     @property
     def _micro_batches(self) -> int:
-        """Of one round."""
-        return int(self.args.steps_per_generation * self.num_iterations)
+        return int(self.args.steps_per_generation * self.num_iterations)  # of a round
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         begins = self._step % self._micro_batches == 0 or self._buffered_inputs is None
@@ -336,7 +308,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._require_one_policy()
         self._clock = Stopwatch()
         self._round: int = self.ranks.from_main(lambda: self._link.catch_up(self.member.cursor.step), waits=True)
-        with self.engine.seeded(self._seed(self._round)):
+        with self.policy.seeded(self._seed(self._round)):
             return super()._prepare_inputs(generation_batch)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -368,8 +340,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.check_prompts(problems)
         mine_of = self.ranks.mine([problem for problem in problems for _ in range(each)])
         inputs = self.rows(mine_of)
-        listens, self._drawn_by = self.engine.generates and not self.agreed, mine_of
-        recorded = self.engine.recorded(member.decoding) if listens else contextlib.nullcontext([])
+        listens, self._drawn_by = self.policy.generates and not self.agreed, mine_of
+        recorded = self.policy.recorded(member.decoding) if listens else contextlib.nullcontext([])
         # No truncated completion is masked: others learn from all.
         with changed(self, num_generations=each, mask_truncated_completions=False), recorded as self._draws:
             out = super()._generate_and_score_completions(inputs)
@@ -380,16 +352,15 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         gen_NT = out.get("sampling_per_token_logps")
         old_NT = out.get("old_per_token_logps")
         if old_NT is None:
-            old_NT = self.engine.logps(out) if gen_NT is None else gen_NT
+            old_NT = self.policy.logps_of(out) if gen_NT is None else gen_NT
         old_logp = tokens_of(old_NT, mask_NT)
         gen_logp = old_logp if gen_NT is None else tokens_of(gen_NT, mask_NT)
         ratio_NT = out.get("importance_sampling_ratio", torch.ones(len(ids), 1)).cpu().numpy()
         masks = mask_NT.bool().cpu().numpy() if ratio_NT.shape[1] > 1 else np.ones((len(ids), 1), bool)
         ratios = [ratio_T[mask_T] for ratio_T, mask_T in zip(ratio_NT, masks, strict=True)]
+        seen: list[Any] = [(rollout.observed, rollout.overdue, text) for rollout, text in self._episodes]
         if self.stage is None:
-            seen: list[Any] = [((), None, self.policy.detokenize(i.tolist())) for i in ids]
-        else:
-            seen = [(rollout.observed, rollout.overdue, text) for rollout, text in self._episodes]
+            seen = [((), None, self.policy.detokenize(i.tolist())) for i in ids]
         mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, seen, strict=True)]
         every = self.ranks.together(mine)
         sampled = [
@@ -407,46 +378,31 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not all(np.isfinite(rollout.gen_logp).all() for rollout, *_ in sampled):
             raise FtisError("the sampler gave no log-probability for a token (NaN): other peers cannot weigh it")
         groups = []
-        for n, item in enumerate(items):
-            part = slice(n * each, (n + 1) * each)
-            rollouts = tuple(rollout for rollout, *_ in sampled[part])
-            texts = tuple(text for *_, (*_, text) in every[part])
-            groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, tuple(rewards[part])))
+        for item, at in zip(items, range(0, len(sampled), each), strict=True):
+            rollouts = tuple(rollout for rollout, *_ in sampled[at : at + each])
+            texts = tuple(text for *_, (*_, text) in every[at : at + each])
+            scores = tuple(rewards[at : at + each])
+            groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, scores))
         return groups, sampled, out
 
     def _require_agreement(
         self, items: Sequence[int], each: int, rollouts: Sequence[Rollout], drawn_logp: Sequence[Floats]
     ) -> None:
-        """Compare the first turns of the run's first rollouts.
-
-        Args:
-            drawn_logp: log-probabilities of this process's first turns, by their sampler.
-        """
-        drawn = [
-            Rollout(rollout.completion_ids[: len(logp)], logp)
-            for rollout, logp in zip(rollouts, self.ranks.together(drawn_logp), strict=True)
-        ]
+        """Compare the first turns of the run's first rollouts; ``drawn_logp`` are those of this process, as sampled."""
+        pairs = zip(rollouts, self.ranks.together(drawn_logp), strict=True)
+        drawn = [Rollout(rollout.completion_ids[: len(logp)], logp) for rollout, logp in pairs]
         prompts = [self.member.prompt_ids(item, self._round) for item in items]
         groups = [tuple(drawn[at : at + each]) for at in range(0, len(drawn), each)]
-        with self.engine.without_checkpointing():
-            require_agreement(self.policy, prompts, groups, self.member.decoding, self.engine.in_place, REMEDY)
+        with self.policy.without_checkpointing():
+            require_agreement(self.policy, prompts, groups, self.member.decoding, self.policy.in_place, REMEDY)
         self.agreed = True
 
     def _tool_call_loop(
-        self,
-        prompts: Any,
-        prompt_ids: Any,
-        completion_ids: Any,
-        completions: Any,
-        logprobs: Any,
-        images: Any,
-        multimodal_fields: Any,
+        self, prompts: Any, prompt_ids: Any, completion_ids: Any, completions: Any, logprobs: Any, *images: Any
     ) -> Any:
         """The further turns of own episodes, which go on as in every peer of the swarm. Evaluation is TRL's."""
         if not (self._has_others and self.model.training and self.stage is not None):
-            return super()._tool_call_loop(
-                prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields
-            )
+            return super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, logprobs, *images)
         stage, policy, problems = self.stage, self.policy, self._drawn_by
 
         def drawn(ids: Sequence[Sequence[int]], logps: Any) -> list[tuple[Rollout, ...]]:
@@ -454,9 +410,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             pairs = zip(ids, known, strict=True)
             return [(Rollout(np.array(one, np.int32), np.array(logp, np.float32)),) for one, logp in pairs]
 
-        def draw(
-            policy: Any, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
-        ) -> list[tuple[Rollout, ...]]:
+        def draw(policy: Any, prompt_ids: Sequence[Ints], *_: Any, **__: Any) -> list[tuple[Rollout, ...]]:
             return drawn(*self._generate_single_turn([ids.tolist() for ids in prompt_ids], None, {}, 1))
 
         first, before = drawn(completion_ids, logprobs), [np.array(ids, np.int32) for ids in prompt_ids]
@@ -481,27 +435,23 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     ) -> None:
         """Refuse all that TRL, or a ``rollout_func``, may give beyond sampled tokens of the swarm's prompts."""
         if "tool_mask" in outputs and self.stage is None:
-            raise OptionError(
-                "rollout_func: completions of a swarm hold nothing but sampled tokens; leave env_mask out"
-            )
+            raise OptionError("rollout_func: completions of a swarm hold sampled tokens alone; leave env_mask out")
         if "num_images" in outputs:
             raise OptionError("train_dataset: its prompts hold images, which no message of a swarm carries")
         if self.stage is None and (more := sorted(inputs[0].keys() - set(self.train_dataset.column_names))):
             raise OptionError(f"rollout_func gives {', '.join(more)} beside tokens, which no foreign rollout has")
-        ends = sorted(self.policy.end_ids)
-        remedy = "let it sample from the prompt that it is given, rendered as the swarm's"
-        given = zip(problems, prompts_of(outputs), strict=True)
-        where = "rollout_func: what it gives for {item}"
+        given, ends = zip(problems, prompts_of(outputs), strict=True), sorted(self.policy.end_ids)
+        where, remedy = "rollout_func: what it gives for {item}", "let it sample from the prompt that it is given"
         require_prompts(given, self.member.prompt_ids, self._tokenizer, where, remedy)
         if self.stage is None and any(end in ids[:-1] for ids in completions for end in ends):
-            raise OptionError(
-                f"rollout_func or sampler: a completion goes on after an end ({ends}), which others refuse"
-            )
+            raise OptionError(f"rollout_func or sampler: a completion goes on after an end ({ends}): others refuse it")
 
     def _seed(self, round: int) -> int:
-        """The seed of a round's draws, of the round alone, so that a resumed peer offers the same bytes again."""
+        """The seed of a round's draws, of the round alone, so that a resumed peer offers the same bytes again.
+
+        Processes that hold one engine of vLLM together must draw alike.
+        """
         args = self.args
-        # Processes that hold one engine of vLLM together must draw alike.
         alike = args.vllm_tensor_parallel_size if args.use_vllm and args.vllm_mode == "colocate" else 1
         return seed_of(self.member.recipe, self.member.name, round, f"sample-{self.ranks.rank // alike}")
 
@@ -525,7 +475,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         scored = self.foreign.scored(admitted)
         failed = {place_of(one.group) for one in scored if any(map(math.isnan, one.rewards))}
         if failed and self.ranks.is_main:
-            self._heard = replace(self._heard, admissions=without(self._heard.admissions, failed))
+            kept = tuple(without(one, failed) for one in self._heard.admissions)
+            self._heard = replace(self._heard, admissions=kept)
         return [one for one in scored if place_of(one.group) not in failed]
 
     # --- the end of a round -------------------------------------------------------------------------
@@ -546,8 +497,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Record the round, and hand its metrics to TRL's log."""
         member, per_step = self.member, int(self.args.gradient_accumulation_steps)
         of_steps = torch.stack(self._losses).reshape(-1, per_step).sum(1)
-        losses = self.accelerator.reduce(of_steps, reduction="mean").tolist()
-        self._losses = []
+        losses, self._losses = self.accelerator.reduce(of_steps, reduction="mean").tolist(), []
         self._clock.lap("update")
         member.cursor = replace(member.cursor, step=self._round)
         if self.ranks.is_main:
@@ -562,8 +512,6 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             del record.metrics[key]  # TRL clips, and logs it
         self._records.round(record)
         self._round_said(RoundEnded(record.metrics))
-        logged = self._metrics["train"]
         for key, value in record.metrics.items():
-            theirs = key in HOSTS_OWN or key.startswith("completions/")
-            if isinstance(value, (int, float)) and not theirs:
-                logged[key].append(float(value))
+            if isinstance(value, (int, float)) and key not in HOSTS_OWN and not key.startswith("completions/"):
+                self._metrics["train"][key].append(float(value))
