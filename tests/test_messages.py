@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocabularies import byte_level, texts, tokenizers
 
 from ftis.admission import Admission, Admitter, Reason, Terms
@@ -19,7 +19,7 @@ from ftis.codec import Header, Message, encode
 from ftis.engines.stops import cut_at
 from ftis.rollouts import Group, Prompt, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
-from ftis.text.alignment import Readable, readable, unit_measures
+from ftis.text.alignment import Readable, readable
 from ftis.text.completions import REPLACED, as_texts, ended, text_of
 from ftis.text.messages import TextReader, spoken, terms_of_text, write_groups
 from ftis.text.token_bytes import TokenBytes
@@ -30,11 +30,11 @@ PROMPTS = [Prompt(item, f"question {item}", f"answer {item}") for item in range(
 LONGEST = 12
 
 
-def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
+def end_of(tokenizer: Tokenizer) -> int:
     return int(cast(int, tokenizer.eos_token_id))
 
 
-def terms(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Terms:
+def terms(tokenizer: Tokenizer, **changes: Any) -> Terms:
     known: dict[str, Any] = {
         "run": RUN,
         "tokenizer": LEARNER,
@@ -54,7 +54,7 @@ def terms(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Terms:
 class Learner:
     """Admits text with the vocabulary of ``tokenizer``, and notes what its reward function is given."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, most_tokens: int = 2 * LONGEST, **changes: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer, most_tokens: int = 2 * LONGEST, **changes: Any) -> None:
         self.scored: list[tuple[tuple[str, ...], list[list[int]]]] = []
         self.known = TokenBytes.of(tokenizer)
         own = terms(tokenizer, **changes)
@@ -76,13 +76,13 @@ class Learner:
         return self.admitter.admit("ada", encode(Message(header, groups)), round)
 
 
-def sampled(tokenizer: PreTrainedTokenizerBase, text: str, end: bool = True) -> Rollout:
+def sampled(tokenizer: Tokenizer, text: str, end: bool = True) -> Rollout:
     (ids,) = TokenBytes.of(tokenizer).encode([text])
     ids = np.append(ids, np.int32(end_of(tokenizer))) if end else ids
     return Rollout(ids, (-np.arange(1, len(ids) + 1) / 8).astype(np.float32))
 
 
-def offered(tokenizer: PreTrainedTokenizerBase, *texts: str, item: int = 0, end: bool = True) -> Group:
+def offered(tokenizer: Tokenizer, *texts: str, item: int = 0, end: bool = True) -> Group:
     """What a peer of ``tokenizer`` offers."""
     group = Group("ada", 0, item, tuple(sampled(tokenizer, text, end) for text in texts))
     (written,) = write_groups([group], TokenBytes.of(tokenizer), [end_of(tokenizer)])
@@ -119,11 +119,6 @@ def test_a_reward_function_gets_the_text_and_the_learners_tokens() -> None:
     ids = [[*row.tolist(), end_of(tokenizer)] for row in learner.known.encode(["answer 0", "no"])]
     assert learner.scored[0] == (("answer 0", "no"), ids)
     assert learner.scored[1] == (("x", "y"), [row.tolist() for row in learner.known.encode(["x", "y"])])
-
-
-def test_own_groups_are_scored_in_own_tokens() -> None:
-    tokenizer = byte_level()
-    learner = Learner(tokenizer)
     own = Group("bob", 0, 0, (sampled(tokenizer, "answer 0", end=False), sampled(tokenizer, "no", end=False)))
     scored = learner.admitter.score_group(own)
     assert (scored.group, scored.completions, scored.rewards) == (own, ("answer 0", "no"), (1.0, 0.0))
@@ -131,14 +126,13 @@ def test_own_groups_are_scored_in_own_tokens() -> None:
 
 
 def test_a_faulty_group_is_rejected_alone() -> None:
-    cases_group: list[tuple[Group, dict[str, Any], Reason]] = [
-        (offered(byte_level(), "a" * LONGEST, "b"), {}, Reason.TOO_LONG),  # with its end
-        (offered(byte_level(), "a"), {}, Reason.WRONG_GROUP_SIZE),
-        (offered(byte_level(), "a", "b", item=2), {}, Reason.NOT_THEIR_PROMPT),
-        (offered(byte_level(["o, "]), "no, no", "a"), {"stop": ("no",)}, Reason.TOKENS_AFTER_END),
-    ]
-    for group, changes, reason in cases_group:
-        admission = Learner(byte_level(), **changes).admit(group, offered(byte_level(), "a", "b", item=1))
+    for group, stop, reason in (
+        (offered(byte_level(), "a" * LONGEST, "b"), (), Reason.TOO_LONG),  # with its end
+        (offered(byte_level(), "a"), (), Reason.WRONG_GROUP_SIZE),
+        (offered(byte_level(), "a", "b", item=2), (), Reason.NOT_THEIR_PROMPT),
+        (offered(byte_level(["o, "]), "no, no", "a"), ("no",), Reason.TOKENS_AFTER_END),
+    ):
+        admission = Learner(byte_level(), stop=stop).admit(group, offered(byte_level(), "a", "b", item=1))
         (rejection,) = admission.rejections
         assert (rejection.reason, rejection.item) == (reason, group.item)
         assert [scored.group.item for scored in admission.admitted] == [1]
@@ -181,9 +175,7 @@ def test_a_text_of_too_many_of_the_learners_tokens_is_no_fault_of_its_sender() -
 
 @given(tokenizers(), st.lists(texts, min_size=1, max_size=3), st.integers(6, 40))
 @settings(max_examples=100, deadline=None)
-def test_a_completion_of_too_many_bytes_is_cut_off_behind_a_token(
-    tokenizer: PreTrainedTokenizerBase, written: list[str], most: int
-) -> None:
+def test_too_many_bytes_are_cut_off_behind_a_token(tokenizer: Tokenizer, written: list[str], most: int) -> None:
     known, end = TokenBytes.of(tokenizer), end_of(tokenizer)
     rollouts = [sampled(tokenizer, text.replace("\u2581", "_")) for text in written]
     whole, cut = (as_texts(rollouts, known, [end], *limit) for limit in ((), (most,)))
@@ -201,7 +193,7 @@ def test_a_completion_of_too_many_bytes_is_cut_off_behind_a_token(
 @given(tokenizers(), tokenizers(), st.lists(texts, min_size=2, max_size=2), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_written_is_admitted_whole(
-    sender: PreTrainedTokenizerBase, learner: PreTrainedTokenizerBase, written: list[str], end: bool
+    sender: Tokenizer, learner: Tokenizer, written: list[str], end: bool
 ) -> None:
     """Nothing raises, and no byte and no log-probability gets lost."""
     written = [text.replace("\u2581", "_") for text in written]
@@ -226,7 +218,7 @@ def test_a_copy_of_another_peers_text_is_written_as_it_came() -> None:
     own = Group("bob", 0, 1, (sampled(tokenizer, "a"), sampled(tokenizer, "b")))
     as_came, written = write_groups([copy, own], TokenBytes.of(tokenizer), [end_of(tokenizer)])
     assert as_came.rollouts == copy.rollouts
-    assert [rollout.unit is not None for rollout in written.rollouts] == [True, True]
+    assert all(rollout.unit is not None for rollout in written.rollouts)
 
 
 # ----------------------------------------------------------------------------- selected
@@ -239,12 +231,10 @@ def judged(groups: Sequence[ScoredGroup]) -> Judged:
 
 
 def test_a_rollout_that_cannot_be_aligned_is_dropped_and_counted() -> None:
-    sender = byte_level()
-    long = "abcdefghi"[: MOST_TOKENS + 1]
+    sender, long = byte_level(), "abcdefghi"[: MOST_TOKENS + 1]
     learner = Learner(byte_level([long]))
     admission = learner.admit(offered(sender, long, "no"), offered(sender, f"a{REPLACED}", "aa", item=1))
-    tokenizer = byte_level()
-    own = ScoredGroup(Group("bob", 0, 2, (sampled(tokenizer, "a"), sampled(tokenizer, "b"))), ("a", "b"), (0.0, 1.0))
+    own = ScoredGroup(Group("bob", 0, 2, (sampled(sender, "a"), sampled(sender, "b"))), ("a", "b"), (0.0, 1.0))
     batch = judged([*admission.admitted, own])
     selection = Readable()
     selection.examine(batch)
@@ -257,27 +247,15 @@ def test_a_rollout_that_cannot_be_aligned_is_dropped_and_counted() -> None:
     assert selection.about("bob", str) == {}
     selection.examine(judged([own]))
     assert selection.about("ada", str) == {}
-
-
-def test_units_are_counted_over_all_texts() -> None:
-    learner = Learner(byte_level(["ans", "wer"]))
-    (scored,) = learner.admit(offered(byte_level(["answer"]), "answer", "no")).admitted
+    (scored,) = Learner(byte_level(["ans", "wer"])).admit(offered(byte_level(["answer"]), "answer", "no")).admitted
     # answer | end and n | o | end: the first of five units has two of the learner's tokens
-    assert unit_measures(list(scored.group.rollouts)) == {
-        "units/one_to_one": 0.8,
-        "units/most_tokens": 2,
-        "units/not_aligned": 0,
-    }
+    selection.examine(judged([scored]))
+    found = {"units/one_to_one": 0.8, "units/most_tokens": 2, "units/not_aligned": 0}
+    assert selection.about("ada", str) == found
 
 
 def test_who_exchanges_ids_or_trains_alone_has_nothing_to_align() -> None:
-    cases_exchange: list[tuple[str, int, bool]] = [
-        ("text", 2, True),
-        ("auto", 2, True),
-        ("ids", 2, False),
-        ("text", 1, False),
-    ]
-    for exchange, peers, there in cases_exchange:
+    for exchange, peers, there in (("text", 2, True), ("auto", 2, True), ("ids", 2, False), ("text", 1, False)):
         recipe: Any = SimpleNamespace(exchange=exchange, peers=[None] * peers)
         assert (readable(recipe, "ada") is not None) == there
 
@@ -287,4 +265,3 @@ def test_the_terms_of_text_are_those_of_the_run_over_bytes() -> None:
     changed = [f.name for f in dataclasses.fields(Terms) if getattr(own, f.name) != getattr(text, f.name)]
     assert set(changed) - {"assigned"} == {"tokenizer", "vocab_size", "end_ids"}
     assert (text.tokenizer, text.vocab_size, text.end_ids) == (None, 260, frozenset(range(256, 260)))
-    assert text.limits.max_bytes > own.limits.max_bytes

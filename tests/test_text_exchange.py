@@ -42,6 +42,7 @@ from research.cuts import in_senders_cuts
 from research.probe import probe_bias
 from research.replay import replay_run
 
+Capture = pytest.CaptureFixture[str]
 SMALL, MERGED = "starter:small", "starter:small-merged"
 TRAINED = {"learning_rate": 1e-3}
 REAL: dict[str, Any] = {
@@ -59,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A place where both peers were trained to the end. Each test leaves that run as it was."""
+    """Where both peers were trained to the end. Each test leaves that run as it was."""
     place = tmp_path_factory.mktemp("finished")
     write(place, a=SMALL, b=MERGED)
     return trained(place)
@@ -89,8 +90,7 @@ def rows(place: Path, peer: str) -> list[dict[str, Any]]:
 
 
 def test_each_learns_from_the_other_in_its_own_tokens(finished: Path) -> None:
-    place = finished
-    merged = make_tokenizer(merged=True)
+    place, merged = finished, make_tokenizer(merged=True)
     for name, other in ("ab", "ba"):
         for row in metrics(place, name):
             assert (row[f"peer/{other}/admitted"], row[f"peer/{other}/rejected"]) == (12, 0)
@@ -105,8 +105,7 @@ def test_each_learns_from_the_other_in_its_own_tokens(finished: Path) -> None:
             if own:
                 continue
             theirs = sent[row["round"], row["item"], i % 4]
-            assert row["completion"] == theirs["completion"]
-            assert row["reward"] == theirs["reward"]
+            assert (row["completion"], row["reward"]) == (theirs["completion"], theirs["reward"])
             assert row["sent"]["text"].decode() == row["completion"]
             assert np.array_equal(row["sent"]["gen_logp_S"], theirs["gen_logp"]), "as it was sampled"
             assert len(row["sent"]["size_S"]) == len(theirs["completion_ids"])
@@ -157,9 +156,7 @@ def test_three_peers_of_two_tokenizers(mode: str, limit: int, place: Path) -> No
         assert sum(row["foreign_used"] for row in of_rounds) > 10
 
 
-def test_a_probe_scores_the_same_text_in_the_senders_cuts(
-    finished: Path, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_probe_scores_the_same_text_in_the_senders_cuts(finished: Path, place: Path, capsys: Capture) -> None:
     """Symbols can be cut as pairs are and lose nothing. Pairs cut into symbols are what their model never writes."""
     found = {}
     for name in "ab":
@@ -182,12 +179,12 @@ def test_a_probe_scores_the_same_text_in_the_senders_cuts(
 
 
 def test_the_senders_cuts_in_the_learners_tokens() -> None:
-    cases_sender: list[tuple[list[str], list[str], str, list[bytes]]] = [
+    cases: list[tuple[list[str], list[str], str, list[bytes]]] = [
         (["ab"], ["ab", "abc"], "abc", [b"ab", b"c", b""]),
         (["the cat"], ["the", " cat"], "the cat", [b"the", b" cat", b""]),
         ([], ["é", "a"], "éa", ["é".encode(), b"a", b""]),  # the sender cuts inside a character
     ]
-    for sender, learner, text, pieces in cases_sender:
+    for sender, learner, text, pieces in cases:
         theirs, known, end = TokenBytes.of(byte_level(sender)), TokenBytes.of(byte_level(learner)), 10**6
         (ids,) = theirs.encode([text])
         written = as_texts([Rollout(np.append(ids, np.int32(end)), -np.ones(len(ids) + 1, np.float32))], theirs, [end])
@@ -197,14 +194,10 @@ def test_the_senders_cuts_in_the_learners_tokens() -> None:
 
 
 def test_the_page_colours_each_of_the_learners_tokens_by_its_units_weight(finished: Path) -> None:
-    place = finished
-    assert ftis("report", str(run_of(place))) == 0
-    page = (run_of(place) / "report.html").read_text(encoding="utf-8")
-    assert "Sample completions" in page
+    assert ftis("report", str(run_of(finished))) == 0
+    assert "Sample completions" in (run_of(finished) / "report.html").read_text(encoding="utf-8")
     longer = 0
-    for row in rows(place, "a"):
-        if row["source"] == "a" or row["old_logp"] is None:
-            continue
+    for row in (row for row in rows(finished, "a") if row["source"] == "b" and row["old_logp"] is not None):
         unit = range(len(row["old_logp"])) if row["unit"] is None else row["unit"].tolist()
         old_U = [0.0] * len(row["gen_logp"])
         for at, logp in zip(unit, row["old_logp"].tolist(), strict=True):
@@ -216,15 +209,9 @@ def test_the_page_colours_each_of_the_learners_tokens_by_its_units_weight(finish
     assert longer
 
 
-def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = [
-        "train",
-        "recipe.toml",
-        "--set",
-        'peers.b.attack="research.attacks.lying_text"',
-        "--set",
-        "training.rounds=8",
-    ]
+def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: Capture) -> None:
+    settings = ["train", "recipe.toml", "--set", 'peers.b.attack="research.attacks.lying_text"']
+    settings += ["--set", "training.rounds=8"]
     assert ftis(*settings) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "F-TIS/a: b does not draw its tokens from the log-probabilities that it reports" in said
@@ -238,7 +225,7 @@ def test_a_liar_is_found_by_its_own_tokens(place: Path, capsys: pytest.CaptureFi
     assert metrics(place, "a") == of_rounds
 
 
-def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsys: Capture) -> None:
     assert ftis("train", "recipe.toml", "--dry-run") == 0
     planned = capsys.readouterr().out
     assert "a, b together, exchanging text" in planned
@@ -257,10 +244,8 @@ def test_what_is_exchanged_is_said_before_and_ids_are_refused(place: Path, capsy
     assert not (run_of(place) / "F-TIS" / "a" / "metrics.jsonl").exists()
 
 
-def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_anything_is_trained(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other"
+def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_training(place: Path, capsys: Capture) -> None:
+    other = place / "other"
     shutil.copytree(starters.path_of(MERGED), other)
     written = json.loads((other / "tokenizer.json").read_text())
     written["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
@@ -289,8 +274,14 @@ def with_ends(place: Path, model: str, *tokens: str, ends: tuple[str, ...] = ())
     return path
 
 
-def loaded(place: Path, recipe: Recipe, name: str) -> Peer:
-    return assemble(recipe, name, place / name).peer
+def loaded(place: Path, recipe: Recipe, name: str) -> tuple[Peer, dict[str, int]]:
+    """A peer of a recipe, and its vocabulary."""
+    peer = assemble(recipe, name, place / name).peer
+    return peer, peer.policy.tokenizer.get_vocab()
+
+
+def items_of(peer: Peer, name: str) -> list[int]:
+    return list(assigned(peer.recipe, len(peer.member.task.train), name, 0))
 
 
 @pytest.mark.parametrize(
@@ -302,19 +293,15 @@ def loaded(place: Path, recipe: Recipe, name: str) -> Peer:
         ((), [], "<eos>"),
     ],
 )
-def test_the_end_of_others_texts_is_the_one_by_which_a_model_ends(
-    ends: tuple[str, ...], named: list[str], end: str, place: Path
-) -> None:
+def test_the_end_of_others_texts_is_that_of_the_model(ends: Any, named: list[str], end: str, place: Path) -> None:
     """As Gemma's instruct models end by another token than their tokenizer's, and its base model does not."""
     write(place, a=str(with_ends(place, SMALL, "<turn>", ends=ends)), b=MERGED)
     overrides = ['exchange="text"', f"sampling.end_tokens={json.dumps(named)}"]
     recipe = load(place / "recipe.toml", overrides=overrides)
-    peer = loaded(place, recipe, "a")
-    vocabulary = peer.policy.tokenizer.get_vocab()
-    other = make_tokenizer(merged=True)
+    (peer, vocabulary), other = loaded(place, recipe, "a"), make_tokenizer(merged=True)
     (ids,) = TokenBytes.of(other).encode(["1+2"])
     sampled = Rollout(np.append(ids, np.int32(other.eos_token_id)), -np.ones(len(ids) + 1, np.float32))
-    group = Group("b", 0, recipe_items(peer, "b")[0], (sampled,) * recipe.rollouts_per_group)
+    group = Group("b", 0, items_of(peer, "b")[0], (sampled,) * recipe.rollouts_per_group)
     written = write_groups([group], TokenBytes.of(other), [int(other.eos_token_id)])
     message = encode(Message(replace(peer.member.header, peer="b", tokenizer="0" * 32), tuple(written)))
     (scored,) = peer.member.admitter.admit("b", message, 0).admitted
@@ -326,21 +313,17 @@ def test_peers_of_one_tokenizer_read_each_others_ends_as_sampled(place: Path) ->
     model = str(with_ends(place, SMALL, "<turn>", ends=("<turn>",)))
     write(place, a=model, b=model)
     recipe = load(place / "recipe.toml", overrides=['exchange="text"', 'sampling.end_tokens=["<turn>"]'])
-    peers = {name: loaded(place, recipe, name) for name in "ab"}
-    vocabulary = peers["a"].policy.tokenizer.get_vocab()
-    item = recipe_items(peers["a"], "b")[0]
+    (a, vocabulary), (b, _) = (loaded(place, recipe, name) for name in "ab")
     ended = [np.array([vocabulary["1"], vocabulary[end]], np.int32) for end in ("<eos>", "<turn>")] * 2
-    group = Group("b", 0, item, tuple(Rollout(ids, -np.ones(2, np.float32)) for ids in ended))
-    message = encode(Message(peers["b"].member.header, tuple(peers["b"].member.write([group]))))
-    (scored,) = peers["a"].member.admitter.admit("b", message, 0).admitted
+    group = Group("b", 0, items_of(a, "b")[0], tuple(Rollout(ids, -np.ones(2, np.float32)) for ids in ended))
+    message = encode(Message(b.member.header, tuple(b.member.write([group]))))
+    (scored,) = a.member.admitter.admit("b", message, 0).admitted
     assert [r.completion_ids.tolist() for r in scored.group.rollouts] == [ids.tolist() for ids in ended]
     assert [r.sent.ends.tolist() for r in scored.group.rollouts if r.sent] == [[0], [1], [0], [1]]
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_model_of_several_ends_is_refused_before_any_arm_is_trained(
-    dry: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_several_ends_is_refused_before_any_arm(dry: Any, place: Path, capsys: Capture) -> None:
     write(place, a=str(with_ends(place, SMALL, "<turn>", ends=("<turn>",))), b=MERGED)
     arms = 'arms=[{name="alone", collaborate=false, budget="generated"}, {name="F-TIS"}]'
     said = r"""peer 'a' ends completions by several tokens \("<eos>", "<turn>"\).*name the one .* sampling.end_tokens"""
@@ -353,18 +336,11 @@ def test_a_model_of_several_ends_is_refused_before_any_arm_is_trained(
     assert "wire: each peer offers" not in capsys.readouterr().out
 
 
-def test_a_model_is_evaluated_on_a_recipe_that_names_anothers_ends(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_end_token_that_one_lacks_is_told_and_refused_where_ids_are_exchanged(place: Path, capsys: Capture) -> None:
     assert ftis("eval", SMALL, "--recipe", "recipe.toml", "--set", 'sampling.end_tokens=["<eos>", "<turn>"]') == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "pass@1" in said
     assert "starter:small has no '<turn>' of sampling.end_tokens, so no completion of it ends there" in said
-
-
-def test_an_end_token_that_one_lacks_is_refused_where_ids_are_exchanged(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     write(place, a=SMALL, b=str(with_ends(place, SMALL, "<turn>")))
     settings = ["--set", 'exchange="ids"', "--set", 'sampling.end_tokens=["<turn>"]']
     settings += ["--set", 'arms=[{name="alone", collaborate=false}]']
@@ -372,20 +348,11 @@ def test_an_end_token_that_one_lacks_is_refused_where_ids_are_exchanged(
     assert "sampling.end_tokens names '<turn>', which is no token of starter:small" in capsys.readouterr().err
 
 
-def recipe_items(peer: Peer, name: str) -> list[int]:
-    return list(assigned(peer.recipe, len(peer.member.task.train), name, 0))
-
-
-def test_an_end_that_is_text_is_no_end_of_others_texts() -> None:
-    known = TokenBytes.of(make_tokenizer())
-    nine = known.tokenizer.get_vocab()["9"]
-    with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by '9', which is text.* take sampling\.stop"):
-        end_of_text("peer 'a'", known, [nine], [])
-
-
-def test_more_ends_than_can_be_told_apart_are_refused() -> None:
+def test_an_end_that_is_text_and_more_ends_than_can_be_told_apart_are_refused() -> None:
     known = TokenBytes.of(make_tokenizer())
     vocabulary = known.tokenizer.get_vocab()
+    with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by '9', which is text.* take sampling\.stop"):
+        end_of_text("peer 'a'", known, [vocabulary["9"]], [])
     ends = [vocabulary[token] for token in ("<eos>", "<pad>", "<bos>", "<unk>")]
     assert end_of_text("peer 'a'", known, ends[:1], ends) == ends[0]
     extra = len(vocabulary)  # an id without a token has no bytes either
@@ -393,27 +360,20 @@ def test_more_ends_than_can_be_told_apart_are_refused() -> None:
         end_of_text("peer 'a'", known, ends[:1], [*ends, extra])
 
 
-@pytest.mark.parametrize("kind", ["adapter", "config alone"])
-def test_generation_defaults_are_those_that_the_model_would_have(kind: str, place: Path) -> None:
-    model = with_ends(place, SMALL, "<turn>", ends=("<turn>",))
-    both = {int(end) for end in generation_defaults(str(model)).eos_token_id}  # type: ignore[union-attr]
-    assert len(both) == 2
-    if kind == "adapter":
-        adapter = place / "adapter"
-        adapter.mkdir()
-        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(model)}))
-        found = generation_defaults(str(adapter))
-        assert found is not None
-        assert set(found.eos_token_id) == both
-        return
+def test_generation_defaults_are_those_that_the_model_would_have(place: Path) -> None:
+    def ends_of(model: Path) -> Any:
+        return generation_defaults(str(model)).eos_token_id  # type: ignore[union-attr]
+
+    model, adapter = with_ends(place, SMALL, "<turn>", ends=("<turn>",)), place / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(model)}))
+    assert len(ends_of(model)) == 2
+    assert ends_of(adapter) == ends_of(model)
     (model / "generation_config.json").unlink()
-    found = generation_defaults(str(model))
-    assert found is not None
-    with_model = AutoModelForCausalLM.from_pretrained(model).generation_config
-    assert found.eos_token_id == with_model.eos_token_id
+    assert ends_of(model) == AutoModelForCausalLM.from_pretrained(model).generation_config.eos_token_id
 
 
-def test_each_swarm_of_an_arm_exchanges_what_its_peers_can(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_swarm_of_an_arm_exchanges_what_its_peers_can(place: Path, capsys: Capture) -> None:
     write(place, {"swarm_size": 2, "prompts_per_round": 8}, a=SMALL, b=SMALL, c=SMALL, d=MERGED)
     (arm,) = check(arms_of(load(place / "recipe.toml"))).arms
     assert [swarm.exchange for swarm in arm.swarms] == ["ids", "text"]
@@ -424,21 +384,17 @@ def test_each_swarm_of_an_arm_exchanges_what_its_peers_can(place: Path, capsys: 
 def test_a_token_with_bytes_that_ends_completions_is_sent_as_text(place: Path) -> None:
     """The one of several ends that is text is not lost on the way."""
     recipe = load(place / "recipe.toml", overrides=['exchange="text"', 'sampling.end_tokens=["<eos>", "9"]'])
-    peer = loaded(place, recipe, "a")
-    vocabulary = peer.policy.tokenizer.get_vocab()
+    peer, vocabulary = loaded(place, recipe, "a")
     ids = np.array([vocabulary["1"], vocabulary["9"]], np.int32)
     (group,) = peer.member.write([Group("a", 0, 0, (Rollout(ids, -np.ones(2, np.float32)),))])
     assert group.rollouts[0].completion_ids.tolist() == [*b"19"]
 
 
-def test_end_tokens_of_several_vocabularies_may_be_named_and_no_others(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_end_tokens_of_several_vocabularies_may_be_named_and_no_others(place: Path, capsys: Capture) -> None:
     """Alone, too: each peer ends by those that it has."""
     write(place, a=SMALL, b=str(with_ends(place, MERGED, "<turn>")))
-    arms = ['arms=[{name="alone", collaborate=false, budget="generated"}, {name="F-TIS"}]']
-    settings = [part for text in arms for part in ("--set", text)]
-    assert ftis("train", "recipe.toml", *settings, "--set", 'sampling.end_tokens=["<turn>"]') == 0
+    arms = 'arms=[{name="alone", collaborate=false, budget="generated"}, {name="F-TIS"}]'
+    assert ftis("train", "recipe.toml", "--set", arms, "--set", 'sampling.end_tokens=["<turn>"]') == 0
     assert all(row["peer/b/rejected"] == 0 for row in metrics(place, "a"))
     turn = AutoTokenizer.from_pretrained(place / "starter-small-merged").get_vocab()["<turn>"]
     assert not any(turn in row["completion_ids"] for row in rows(place, "b") if row["source"] == "a"), "b ends by <eos>"

@@ -67,12 +67,8 @@ class PromptIds:
         self._prompts, self._render, self.by_round = prompts, render, by_round
         self._newest: dict[int, tuple[int | None, Ints]] = {}
 
-    def place(self, item: int, round: int | None) -> tuple[int, int | None]:
-        """The problem and, if prompts vary by it, the round."""
-        return item, round if self.by_round else None
-
     def __call__(self, item: int, round: int | None) -> Ints:
-        _, round = self.place(item, round)
+        round = round if self.by_round else None
         of, ids = self._newest.get(item, (None, None))
         if ids is None or of != round:
             ids = self._render(replace(self._prompts[item], round=round))
@@ -132,16 +128,11 @@ class Member:
         Groups with an overdue turn stay here: a receiver may have an answer in time, and then misses the next turns.
         """
         groups = [group for group in groups if not any(rollout.overdue for rollout in group.rollouts)]
-        written = Message(replace(self.header, round=round), tuple(self.write(groups)))
-        message = encode(written)
+        message = encode(Message(replace(self.header, round=round), tuple(self.write(groups))))
         others = [peer.name for peer in self.recipe.peers if peer.name != self.name]
-        return Outgoing(
-            round,
-            message,
-            tuple(group.item for group in groups),
-            self.skipped(round),
-            frozenset(name for name in others if not wanted(self.selections, name, round, self.assigned(name, round))),
-        )
+        unwanted = [n for n in others if not wanted(self.selections, n, round, self.assigned(n, round))]
+        items = tuple(group.item for group in groups)
+        return Outgoing(round, message, items, self.skipped(round), frozenset(unwanted))
 
     def skipped(self, round: int) -> frozenset[str]:
         """Peers that a selection skips in the round: they are neither waited for nor heard."""
@@ -153,8 +144,7 @@ class Member:
         in_time = [(name, round, data) for name, data in sorted(collected.messages.items())]
         for name, offered_for, data in [*in_time, *collected.late]:
             if name in self.skipped(round):
-                detail = "a selection skips this peer in this round"
-                admissions.append(rejected(name, Reason.SET_ASIDE, detail))
+                admissions.append(rejected(name, Reason.SET_ASIDE, "a selection skips this peer in this round"))
                 continue
             admission = self.admitter.admit(name, data, round, offered_for)
             for selection in self.selections:
@@ -167,16 +157,10 @@ class Member:
 
     def advantages(self, batch: Batch) -> Tensor:
         """Â of a round's rollouts: float32 [N]."""
-        reward_N, group_N = torch.from_numpy(batch.reward_N), torch.from_numpy(batch.group_N)
-        source_N, own_N = torch.from_numpy(batch.source_N), torch.from_numpy(batch.own_N)
+        columns = (batch.reward_N, batch.group_N, batch.source_N, batch.own_N)
+        reward_N, group_N, source_N, own_N = map(torch.from_numpy, columns)
         rewards = Rewards(reward_N, group_N, source_N, own_N, self.recipe.training.scale_rewards)
         return advantages(self.objective, rewards).float()
-
-    def advance(self, batch: Batch, seconds: float) -> None:
-        """Move the cursor past a finished round."""
-        sampled = sum(len(r) for r, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
-        old = self.cursor
-        self.cursor = Cursor(old.step + 1, old.seconds + seconds, old.tokens_sampled + sampled)
 
     def choose(self, judged: Judged) -> Chosen:
         """The share of each rollout, after every selection has examined the batch."""
@@ -196,8 +180,10 @@ class Member:
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> RoundRecord:
         """End a round: move the cursor past it, and compile its record. ``more`` metrics stand first."""
-        self.advance(judged.batch, clock.total)
-        own = {"step": self.cursor.step, "learning_rate": learning_rate, "tokens_sampled": self.cursor.tokens_sampled}
+        batch, old = judged.batch, self.cursor
+        sampled = sum(len(rollout) for rollout, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
+        self.cursor = new = Cursor(old.step + 1, old.seconds + clock.total, old.tokens_sampled + sampled)
+        own = {"step": new.step, "learning_rate": learning_rate, "tokens_sampled": new.tokens_sampled}
         return round_record(
             judged,
             chosen,
@@ -207,15 +193,12 @@ class Member:
             own=self.name,
             end_ids=end_ids,
             prompts=self.task.train,
-            about_peers=self.about_peers(),
+            about_peers={peer.name: self._about(peer.name) for peer in self.recipe.peers},
             about={**more, **own, **clock.metrics()},
         )
 
-    def about_peers(self) -> Mapping[str, dict[str, Any]]:
-        """Measures that the selections have of each peer."""
-        return {peer.name: self._about(peer.name) for peer in self.recipe.peers}
-
     def _about(self, name: str) -> dict[str, Any]:
+        """Measures that the selections have of a peer."""
         about = (selection.about(name, self.detokenize) for selection in self.selections)
         found = {measure: value for measures in about for measure, value in measures.items()}
         for measure, value in found.items():  # records with anything else could not be read again

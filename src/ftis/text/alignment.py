@@ -28,7 +28,7 @@ class Readable(Selection):
         for source, name in enumerate(batch.sources):
             rollouts = [batch.rollouts[row] for row in np.flatnonzero((batch.source_N == source) & ~batch.own_N)]
             if texts := [rollout for rollout in rollouts if rollout.sent]:
-                self._about[name] = unit_measures(texts)
+                self._about[name] = _measures(texts)
 
     def shares(self, judged: Judged) -> Tensor:
         sent = (judged.batch.rollouts[row].sent for row in judged.rows.tolist())
@@ -38,24 +38,17 @@ class Readable(Selection):
         return self._about.get(peer, {})
 
 
-def unit_measures(rollouts: list[Rollout]) -> dict[str, Any]:
+def _measures(rollouts: list[Rollout]) -> dict[str, Any]:
     """Measures of rollouts that came as text: units with one token on either side, the most tokens of either side
     in a unit, and how many rollouts cannot be aligned."""
-    both = np.concatenate([np.stack([_sender(rollout), _learner(rollout)]) for rollout in rollouts], axis=1)
+    sent = [rollout.sent for rollout in rollouts if rollout.sent]
+    learner = [np.ones(len(one), np.int64) if one.unit is None else np.bincount(one.unit) for one in rollouts]
+    both = np.stack([np.concatenate([came.tokens_U for came in sent]), np.concatenate(learner)])
     return {
         "units/one_to_one": float((both == 1).all(0).mean()),
         "units/most_tokens": int(both.max()),
-        "units/not_aligned": sum(bool(rollout.sent and rollout.sent.fault) for rollout in rollouts),
+        "units/not_aligned": sum(bool(came.fault) for came in sent),
     }
-
-
-def _sender(rollout: Rollout) -> np.ndarray[Any, np.dtype[np.integer]]:
-    assert rollout.sent is not None
-    return rollout.sent.tokens_U
-
-
-def _learner(rollout: Rollout) -> np.ndarray[Any, np.dtype[np.integer]]:
-    return np.ones(len(rollout), np.int64) if rollout.unit is None else np.bincount(rollout.unit)
 
 
 def readable(recipe: Recipe, own: str) -> Readable | None:

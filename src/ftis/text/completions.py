@@ -89,8 +89,8 @@ def _as_text(rollout: Rollout, known: TokenBytes, ends: Mapping[int, int], most_
     if ended:
         raw, token = np.append(raw, np.int32(ends[int(ids[-1])])), np.append(token, np.int32(len(spoken)))
     if not len(token):
-        raw = np.frombuffer(REPLACED.encode("utf-8"), np.uint8).astype(np.int32)
-        token = np.zeros(len(raw), np.int32)
+        raw = np.array([*REPLACED.encode("utf-8")], np.int32)
+        token = np.zeros_like(raw)
     present, unit = np.unique(token, return_inverse=True)
     return Rollout(raw, rollout.gen_logp[present], unit.astype(np.int32))
 
@@ -121,14 +121,8 @@ def _valid(raw: Ints, token: npt.NDArray[np.int32]) -> tuple[Ints, npt.NDArray[n
 
     It belongs to the token in which the wrong bytes start.
     """
-    data = raw.astype(np.uint8).tobytes()
-    try:
-        data.decode("utf-8")
-        return raw, token
-    except UnicodeDecodeError:
-        pass
-    stands_in = np.frombuffer(REPLACED.encode("utf-8"), np.uint8).astype(np.int32)
-    parts, tokens, at = [], [], 0
+    data, stands_in = raw.astype(np.uint8).tobytes(), np.array([*REPLACED.encode("utf-8")], np.int32)
+    parts, tokens, at = list[Ints](), list[Ints](), 0
     while True:
         try:
             data[at:].decode("utf-8")

@@ -13,7 +13,7 @@ from ftis.rollouts import Group, Ints, Rollout, Sent
 from ftis.text.completions import END, MOST_ENDS, as_texts, sizes_of, text_of
 from ftis.text.token_bytes import AlignmentError, TokenBytes
 from ftis.text.turns import joined
-from ftis.text.units import Aligned, align, as_sampled
+from ftis.text.units import Aligned, align, as_sampled, whole
 
 
 def write_groups(
@@ -32,11 +32,10 @@ def write_groups(
     cut = [_cut(rollout, turns(rollout.completion_ids)) for rollout in own]
     texts = iter(as_texts([turn for rollout in cut for turn in rollout], known, end_ids, most_bytes))
     joins = iter([_within(most_bytes, [next(texts) for _ in rollout]) for rollout in cut])
-
-    def written(rollout: Rollout) -> Rollout:
-        return next(joins) if rollout.unit is None else rollout
-
-    return [replace(group, rollouts=tuple(map(written, group.rollouts))) for group in groups]
+    return [
+        replace(group, rollouts=tuple(next(joins) if one.unit is None else one for one in group.rollouts))
+        for group in groups
+    ]
 
 
 def _cut(rollout: Rollout, turns: Sequence[Ints]) -> list[Rollout]:
@@ -55,8 +54,7 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
 
     Args:
         who: the model's owner, for the message.
-        own: the ids by which the model ends completions, regardless of the recipe: its tokenizer's, and those of its
-            generation defaults.
+        own: the ids by which the model ends completions, regardless of the recipe.
         named: those of ``sampling.end_tokens``. They decide among several.
 
     Raises:
@@ -66,20 +64,19 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
     likely = list(own) if len(own) == 1 else [end for end in named if end in own]
     if not likely:
         ends = ", ".join(f'"{token}"' for token in tokenizer.convert_ids_to_tokens(sorted(own)))
-        raise AlignmentError(
-            f"{who} ends completions by several tokens ({ends}), and a text has one end: name the one by which its "
-            f"model ends answers in sampling.end_tokens"
-        )
+        remedy = "name the one by which its model ends answers in sampling.end_tokens"
+        raise AlignmentError(f"{who} ends completions by several tokens ({ends}), and a text has one end: {remedy}")
     if (n := int((known.sizes(np.array(list({*own, *named}))) == 0).sum())) > MOST_ENDS:
+        remedy = "name fewer in sampling.end_tokens, or in its generation_config.json"
         raise AlignmentError(
-            f"{who} ends completions by {n} tokens, and over text {MOST_ENDS} are told apart: name fewer in "
-            f"sampling.end_tokens, or in its generation_config.json"
+            f"{who} ends completions by {n} tokens, and over text {MOST_ENDS} are told apart: {remedy}"
         )
     end = eos if eos in likely else likely[0]
     if known.sizes(np.array([end]))[0]:
+        token = tokenizer.convert_ids_to_tokens(end)
+        remedy = "give its tokenizer another eos_token, and take sampling.stop"
         raise AlignmentError(
-            f"{who} ends completions by {tokenizer.convert_ids_to_tokens(end)!r}, which is text, and the end of a text "
-            f"has none: give its tokenizer another eos_token, and take sampling.stop"
+            f"{who} ends completions by {token!r}, which is text, and the end of a text has none: {remedy}"
         )
     return end
 
@@ -126,9 +123,8 @@ class TextReader:
             aligned = iter(as_sampled(texts, self.known, self.end_id, self.end_ids))
         else:
             aligned = iter(align(texts, self.known, self.end_id))
-        read = [
-            in_tokens(text, [next(aligned) for _ in of_one]) for text, of_one in zip(group.rollouts, turns, strict=True)
-        ]
+        pairs = zip(group.rollouts, turns, strict=True)
+        read = [in_tokens(text, [next(aligned) for _ in of_one]) for text, of_one in pairs]
         if self.turns is None:
             read = [at_most(self.most_tokens(group.item, group.round), rollout) for rollout in read]
         return replace(group, rollouts=tuple(read))
@@ -143,21 +139,15 @@ def at_most(most: int, rollout: Rollout) -> Rollout:
     came, n = rollout.sent, len(rollout.read_ids)
     if came is None or n <= most:
         return rollout
-    ids, gen_logp = rollout.completion_ids[: max(most, 1)], came.gen_logp_S.sum(dtype=np.float64, keepdims=True)
     fault, tokens_U = f"it takes {n} tokens, the most is {most}", np.array([len(came.size_S)], np.int32)
     sent = replace(came, fault=fault, tokens_U=tokens_U)
-    return Rollout(ids, gen_logp.astype(np.float32), np.zeros_like(ids), sent)
+    return replace(whole(rollout.completion_ids[: max(most, 1)], came.gen_logp_S), sent=sent)
 
 
 def in_tokens(text: Rollout, turns: Sequence[Aligned]) -> Rollout:
     """A text in the learner's tokens, turn by turn, beside the text as it came."""
     ends = text.completion_ids[text.completion_ids >= END] - np.int32(END)
-    came = Sent(
-        text_of(text).encode("utf-8"),
-        sizes_of(text),
-        text.gen_logp,
-        np.concatenate([turn.sender_U for turn in turns]).astype(np.int32),
-        next((turn.fault for turn in turns if turn.fault), ""),
-        ends,
-    )
+    tokens_U = np.concatenate([turn.sender_U for turn in turns]).astype(np.int32)
+    fault = next((turn.fault for turn in turns if turn.fault), "")
+    came = Sent(text_of(text).encode("utf-8"), sizes_of(text), text.gen_logp, tokens_U, fault, ends)
     return replace(joined([turn.rollout for turn in turns]), sent=came)

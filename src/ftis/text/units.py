@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ftis.rollouts import Ints, Rollout
+from ftis.rollouts import Floats, Ints, Rollout
 from ftis.text.completions import END, REPLACED, ended, text_of
 from ftis.text.token_bytes import TokenBytes
 
@@ -93,7 +93,8 @@ def align(texts: Sequence[Rollout], learner: TokenBytes, end_id: int) -> list[Al
     for n, text in enumerate(texts):
         if n not in found:
             ids = own[n] if len(own[n]) else np.array([end_id], np.int32)
-            found[n] = one_unit(text, ids, f"the learner's tokenizer cannot spell {written[n][:40]!r}")
+            fault = f"the learner's tokenizer cannot spell {written[n][:40]!r}"
+            found[n] = Aligned(whole(ids, text.gen_logp), np.array([len(text.gen_logp)]), np.array([len(ids)]), fault)
         elif REPLACED in written[n] and not found[n].fault:
             found[n] = replace(found[n], fault="bytes that are no character")
     return [found[n] for n in range(len(texts))]
@@ -165,8 +166,6 @@ def _spelt(spoken: Sequence[Ints], written: Sequence[str], learner: TokenBytes) 
     return [not none and joined[start:stop] == text.encode("utf-8") for (start, stop), none, text in cut]
 
 
-def one_unit(text: Rollout, ids: Ints, fault: str) -> Aligned:
-    """A text that is not aligned, as one unit of the learner's tokens ``ids``."""
-    whole = Rollout(ids, text.gen_logp.sum(dtype=np.float64, keepdims=True).astype(np.float32), np.zeros_like(ids))
-    counts = np.array([len(text.gen_logp)]), np.array([len(ids)])
-    return Aligned(whole, *counts, fault)
+def whole(ids: Ints, gen_logp: Floats) -> Rollout:
+    """A completion that is not aligned, as one unit of the learner's tokens ``ids``."""
+    return Rollout(ids, gen_logp.sum(dtype=np.float64, keepdims=True).astype(np.float32), np.zeros_like(ids))
