@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -22,7 +21,6 @@ from ftis.swarm.manifest import (
     ManifestError,
     chunk_size,
     describe,
-    digest,
     parse,
     seal,
     signer,
@@ -45,8 +43,7 @@ SEAL = bytes.fromhex(
 )
 
 
-def document(**changes: Any) -> dict[str, Any]:
-    return {**json.loads(GOLDEN), **changes}
+DOCUMENT: dict[str, Any] = json.loads(GOLDEN)
 
 
 def written(value: object) -> bytes:
@@ -55,7 +52,7 @@ def written(value: object) -> bytes:
 
 
 def changed(**changes: Any) -> bytes:
-    return written(document(**changes))
+    return written(DOCUMENT | changes)
 
 
 def replaced(old: bytes, new: bytes) -> bytes:
@@ -83,15 +80,10 @@ manifests = st.builds(
     peer=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True),
     round=numbers,
     incarnation=numbers,
-    size=st.integers(0, 5 * CHUNK_BYTES),
-    chunks=st.just(()),
+    size=st.integers(4 * CHUNK_BYTES + 1, 5 * CHUNK_BYTES),
+    chunks=st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=5, max_size=5).map(tuple),
     items=st.sets(numbers, max_size=8).map(sorted).map(tuple),
-).flatmap(
-    lambda m: st.lists(
-        st.binary(min_size=32, max_size=32).map(bytes.hex),
-        min_size=-(-m.size // CHUNK_BYTES),
-        max_size=-(-m.size // CHUNK_BYTES),
-    ).map(lambda chunks: dataclasses.replace(m, chunks=tuple(chunks)))
+    milliseconds=numbers,
 )
 
 
@@ -100,9 +92,10 @@ def test_round_trip(manifest: Manifest) -> None:
     data = to_bytes(manifest)
     assert parse(data) == manifest
     assert data.isascii()
+    assert (b"milliseconds" in data) == (manifest.milliseconds > 0)
 
 
-def test_the_chunks_cover_the_contents_exactly() -> None:
+def test_the_chunks_cover_the_contents_exactly_whoever_offers_them() -> None:
     for size in (0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 700_000):
         contents = bytes(i % 251 for i in range(size))
         manifest = parse(to_bytes(describe(RUN, "ada", 0, 0, contents, ())))
@@ -113,11 +106,7 @@ def test_the_chunks_cover_the_contents_exactly() -> None:
             assert hashlib.sha256(contents[at : at + length]).hexdigest() == expected
             at += length
         assert at == size == manifest.size
-
-
-def test_the_same_bytes_have_the_same_contents_whoever_offers_them() -> None:
-    again = describe(RUN, "bob", 8, 2, b"abc", (1,))
-    assert again.contents == OFFER.contents == (3, (digest(b"abc"),))
+    assert describe(RUN, "bob", 8, 2, b"abc", (1,)).contents == OFFER.contents
     assert describe(RUN, "ada", 7, 1, b"abd", (12, 57)).contents != OFFER.contents
     assert describe(RUN, "ada", 7, 1, b"abc", (57, 12)) == OFFER
 
@@ -139,7 +128,7 @@ FAULTS = [
     *((changed(peer=name), "manifest.peer") for name in ("", "../ada", "*", "ada\n", "\ud800", "a" * 65, ["ada"])),
     *(
         (changed(**{field: wrong}), f"manifest.{field}")
-        for field in ("version", "round", "incarnation", "size")
+        for field in ("version", "round", "incarnation", "size", "milliseconds")
         for wrong in (-1, 2**53 + 1, 10**3999, 7.0, 1e999, float("nan"), True, "7", None, [[7]])
     ),
     *((changed(chunks=wrong), "manifest.chunks is not a list") for wrong in ({"0": SHA_OF_ABC}, SHA_OF_ABC, None)),
@@ -149,12 +138,12 @@ FAULTS = [
     (changed(items=None), "manifest.items is not a list"),
     *((changed(items=[12, one]), "manifest.items holds") for one in (-1, True, 12.0, 2**53 + 1, [12])),
     *((changed(items=items), "ascending") for items in ([12, 12], [57, 12])),
-    *((written({k: v for k, v in document().items() if k != name}), f"manifest.{name}") for name in document()),
-    (changed(reward=1), "not written canonically"),
+    *((written({k: v for k, v in DOCUMENT.items() if k != name}), f"manifest.{name}") for name in DOCUMENT),
+    *((changed(**more), "not written canonically") for more in ({"reward": 1}, {"milliseconds": 0})),
     (replaced(b'"round":7', b'"round":-0'), "not written canonically"),
     (replaced(b'"round":7', b'"round": 7'), "not written canonically"),
     (GOLDEN + b"\n", "not written canonically"),
-    (json.dumps(dict(reversed(document().items())), separators=(",", ":")).encode(), "not written canonically"),
+    (json.dumps(dict(reversed(DOCUMENT.items())), separators=(",", ":")).encode(), "not written canonically"),
     (replaced(b'"round":7', b'"round":6,"round":7'), "not written canonically"),
     (replaced(b'"ada"', b'"\\u0061da"'), "not written canonically"),
 ]
@@ -172,24 +161,16 @@ def test_a_fault_is_refused_by_what_it_is() -> None:
     assert parse(to_bytes(edge)) == edge, "numbers up to 2^53"
 
 
-def test_every_truncation_and_trailing_garbage_is_refused() -> None:
-    for stop in range(len(GOLDEN)):
-        with pytest.raises(ManifestError):
-            parse(GOLDEN[:stop])
+def test_truncations_garbage_and_flipped_bits_are_refused_or_another_manifest_and_never_the_signed_one() -> None:
+    assert not any(refused_or_canonical(GOLDEN[:stop]) for stop in range(len(GOLDEN)))
     for garbage in (b"\0", b" ", b"}", b",", b"{}"):
-        with pytest.raises(ManifestError):
-            parse(GOLDEN + garbage)
-        with pytest.raises(ManifestError):
-            parse(garbage + GOLDEN)
-
-
-def test_a_bit_flipped_anywhere_is_refused_or_another_manifest_and_never_the_signed_one() -> None:
+        assert not refused_or_canonical(GOLDEN + garbage)
+        assert not refused_or_canonical(garbage + GOLDEN)
     for at in range(len(GOLDEN) * 8):
         flipped = bytearray(GOLDEN)
         flipped[at // 8] ^= 1 << at % 8
-        data = bytes(flipped)
-        refused_or_canonical(data)
-        assert signer(data, SEAL) is None, at
+        refused_or_canonical(bytes(flipped))
+        assert signer(bytes(flipped), SEAL) is None, at
 
 
 def test_a_signature_is_of_one_key_one_text_and_for_manifests_only() -> None:
@@ -227,7 +208,7 @@ def test_any_bytes_and_any_json_are_refused(data: bytes) -> None:
     assert not refused_or_canonical(data)
 
 
-@given(st.sampled_from(sorted(document())), json_values)
+@given(st.sampled_from(sorted(DOCUMENT)), json_values)
 @settings(max_examples=400, deadline=None)
 def test_any_value_in_any_field_is_refused_or_canonical(field: str, value: object) -> None:
     refused_or_canonical(changed(**{field: value}))
@@ -236,15 +217,13 @@ def test_any_value_in_any_field_is_refused_or_canonical(field: str, value: objec
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def peak_of_refusing(data: bytes) -> int:
-    def refuse() -> None:
-        with pytest.raises(ManifestError):
-            parse(data)
-
-    return peak_of(refuse)
-
-
 def test_what_is_refused_takes_little_memory() -> None:
+    def peak_of_refusing(data: bytes) -> int:
+        found = list[bool]()
+        peak = peak_of(lambda: found.append(refused_or_canonical(data)))
+        assert found == [False]
+        return peak
+
     for size in (10**10, 2**53):
         assert peak_of_refusing(changed(size=size)) < 100_000
     assert peak_of_refusing(b"[" * (MAX_BYTES + 1)) < 10_000, "not even read"

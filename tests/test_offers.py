@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +14,7 @@ from ftis.admission import Collected
 from ftis.swarm import manifest as manifests
 from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, other_code, read_facts, run_id
 from ftis.swarm.manifest import BAD_ANSWERS, CHUNK_BYTES, Assembly
-from ftis.swarm.rounds import (
-    KEEP_ROUNDS,
-    MAX_REJECTIONS,
-)
+from ftis.swarm.rounds import KEEP_ROUNDS, MAX_REJECTIONS
 
 # --- offers ---------------------------------------------------------------------------------------------------------
 
@@ -36,51 +35,32 @@ OFFERS: dict[str, tuple[str, int, dict[str, Any], str]] = {
 }
 
 
-def test_an_offer_that_does_not_count() -> None:
-    for name in OFFERS:
-        peer, round, other, reason = OFFERS[name]
-        table = seated()
-        table.collect(0)
-        table.offers(peer, round, **other)
-        table.poll()
-        found = other.get("place", (peer, round))[0]
-        assert table.reasons() == [(found, reason)]
-        assert table.to_fetch == []
-        assert table.offers_of(found) == {}
-        assert ("forged" in table.kinds()) == (reason == "forged")
+@pytest.mark.parametrize("name", OFFERS)
+def test_an_offer_that_does_not_count(name: str) -> None:
+    peer, round, other, reason = OFFERS[name]
+    table = seated()
+    table.collect(0)
+    table.offers(peer, round, **other)
+    table.poll()
+    found = other.get("place", (peer, round))[0]
+    assert table.reasons() == [(found, reason)]
+    assert table.to_fetch == []
+    assert table.offers_of(found) == {}
+    assert ("forged" in table.kinds()) == (reason == "forged")
 
 
-def test_bytes_that_are_no_manifest() -> None:
-    cases_document: list[tuple[bytes, str]] = [
-        (b"{" * (manifests.MAX_BYTES + 1), "over_budget"),
-        (b"\x80\x04K\x01.", "malformed"),
-        (b"[" * 100_000, "malformed"),
-        (b"", "malformed"),
-    ]
-    for document, reason in cases_document:
+def test_bytes_that_are_no_manifest_and_seals_that_are_none() -> None:
+    for document in (b"{" * (manifests.MAX_BYTES + 1), b"\x80\x04K\x01.", b"[" * 100_000, b""):
         table = Table()
         table.heed(table.rounds.offered("b", 0, document, manifests.seal(KEYS["b"], document), table.now))
-        assert table.reasons() == [("b", reason)]
-
-
-def test_a_seal_that_is_none_is_a_forgery() -> None:
-    for seal in (b"", b"x", bytes(32), b"\1" * 96, bytes(5000)):
-        for is_open in (False, True):
-            table = Table(is_open=is_open)
-            document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
-            table.heed(table.rounds.offered("b", 0, document, seal, table.now))
-            assert table.reasons() == [("b", "forged")]
-            table.offers("b", 0)  # in an open swarm the name is still free
-            assert list(table.offers_of("b")) == [0]
-
-
-def test_a_name_is_not_taken_by_an_offer_that_is_none_of_that_name() -> None:
-    """Anybody can put a member's manifest in another's place."""
-    table = Table(is_open=True)
-    table.offers("c", 0, place=("b", 0))
-    assert table.reasons() == [("b", "wrong_sender")]
-    table.offers("b", 0)
-    assert list(table.offers_of("b")) == [0]
+        assert table.reasons() == [("b", "over_budget" if len(document) > manifests.MAX_BYTES else "malformed")]
+    document = manifests.to_bytes(manifests.describe(RUN, "b", 0, 1, b"x", ()))
+    for seal, is_open in itertools.product((b"", b"x", bytes(32), b"\1" * 96, bytes(5000)), (False, True)):
+        table = Table(is_open=is_open)
+        table.heed(table.rounds.offered("b", 0, document, seal, table.now))
+        assert table.reasons() == [("b", "forged")]
+        table.offers("b", 0)  # in an open swarm the name is still free
+        assert list(table.offers_of("b")) == [0]
 
 
 def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
@@ -110,13 +90,13 @@ def test_two_offers_for_one_round_are_told_apart_from_a_second_life() -> None:
     assert [str(r.reason) for r in closed.rejections] == ["equivocation"]
 
 
-def test_the_same_offer_again_is_no_second_one() -> None:
+def test_the_same_offer_again_is_no_second_one_and_nothing_is_said_when_everybody_delivers() -> None:
     table = seated()
-    for _ in range(3):
-        table.offers("b", 0)
-    assert table.round_of(0, *"bcd").rejections == ()
-    table.offers("b", 0)
-    assert table.round_of(1, *"bcd") == Collected({name: contents_of(name, 1) for name in "bcd"})
+    for round in range(2):
+        for _ in range(3):
+            table.offers("b", 0)
+        assert table.round_of(round, *"bcd") == Collected({name: contents_of(name, round) for name in "bcd"})
+    assert table.kinds() == ["joined"] * 3
 
 
 def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
@@ -134,127 +114,85 @@ def test_a_restarted_peers_other_bytes_replace_what_was_not_taken_yet() -> None:
     assert closed.messages["b"] == b"new life"
 
 
-def test_a_flood_is_counted_up_to_a_limit_said_once_and_forgotten() -> None:
+def test_a_flood_is_counted_up_to_a_limit_said_once_hides_no_other_fault_and_is_forgotten() -> None:
     table = seated()
     for _ in range(MAX_REJECTIONS + 50):
         table.heed(table.rounds.offered("b", 0, b"{}", bytes(96), table.now))
-    assert len(table.rounds._rejections) == MAX_REJECTIONS
     assert table.kinds().count("forged") == 1
-    assert len(table.round_of(0, *"bcd").rejections) == MAX_REJECTIONS
-    assert table.round_of(1, *"bcd").rejections == ()
-
-
-def test_a_flood_in_one_name_hides_no_fault_of_another_peer_and_no_other_fault() -> None:
-    table = seated()
-    for _ in range(MAX_REJECTIONS + 50):
-        table.heed(table.rounds.offered("b", 0, b"{}", bytes(96), table.now))
     for peer in "bc":
         table.offers(peer, 0)
         table.offers(peer, 0, b"another")
-    assert Counter((r.peer, str(r.reason)) for r in table.rounds._rejections) == {
-        ("b", "forged"): MAX_REJECTIONS,
-        ("b", "equivocation"): 1,
-        ("c", "equivocation"): 1,
-    }
+    faults = {("b", "forged"): MAX_REJECTIONS, ("b", "equivocation"): 1, ("c", "equivocation"): 1}
+    assert Counter(table.reasons()) == faults
+    assert len(table.round_of(0, "d").rejections) == sum(faults.values())
+    assert table.round_of(1, *"bcd").rejections == ()
 
 
 @pytest.mark.parametrize("meet", ["never", "in time", "when the round is over"])
 def test_other_words_for_each_receiver_count_unless_both_reach_one_of_them(meet: str) -> None:
     """``d`` has separate links to two receivers. Somebody may pass on to each what the other got."""
-    words = (b"one", b"another")
-    receivers = [seated(), seated()]
-
-    def pass_on() -> None:
-        for receiver, other in zip(receivers, reversed(words), strict=True):
-            receiver.offers("d", 0, other)
-
-    for receiver, word in zip(receivers, words, strict=True):
+    for word, other in itertools.permutations((b"one", b"another")):
+        receiver = seated()
         receiver.collect(0)
         receiver.delivers("bc", 0)
         receiver.offers("d", 0, word)
         receiver.heed(receiver.rounds.poll(receiver.now))
-    if meet == "in time":
-        pass_on()
-    for receiver, word in zip(receivers, words, strict=True):
+        if meet == "in time":
+            receiver.offers("d", 0, other)
         receiver.serve("d", word)
-        learned = receiver.closes().messages.get("d")
-        assert learned == (None if meet == "in time" else word)
-    if meet != "in time":
-        assert not any(receiver.kinds().count("equivocation") for receiver in receivers)
-    if meet == "when the round is over":
-        pass_on()
-    assert [receiver.kinds().count("equivocation") for receiver in receivers] == [int(meet != "never")] * 2
+        assert receiver.closes().messages.get("d") == (None if meet == "in time" else word)
+        assert receiver.kinds().count("equivocation") == int(meet == "in time")
+        if meet == "when the round is over":
+            receiver.offers("d", 0, other)
+        assert receiver.kinds().count("equivocation") == int(meet != "never")
 
 
-def test_of_a_peer_far_ahead_the_next_rounds_are_kept() -> None:
-    table = Table()
+@pytest.mark.parametrize(
+    ("staleness", "at", "offered", "kept"),
+    [
+        (1, 0, range(499, -1, -1), range(4 * KEEP_ROUNDS)),  # far ahead
+        (100, 60, range(9, 100), range(60, 60 + 4 * KEEP_ROUNDS)),
+        (1, 60, [*range(53, 61), *range(48)], range(59, 61)),  # old ones, which anybody can send again
+        (1, 60, [*range(48), *range(53, 61), *range(48)], range(59, 61)),
+    ],
+)
+def test_of_many_rounds_on_offer_the_awaited_and_the_next_ones_are_kept(
+    staleness: int, at: int, offered: Sequence[int], kept: Sequence[int]
+) -> None:
+    table = Table({"max_staleness": staleness})
     table.rounds.check.rounds = 500
-    for round in reversed(range(500)):
+    table.enter(at)
+    table.comes("b")
+    for round in offered:
         table.offers("b", round)
-    assert sorted(table.offers_of("b")) == list(range(4 * KEEP_ROUNDS))
-    assert len(table.rounds._pace.heard) == 4 * KEEP_ROUNDS
+    assert sorted(table.offers_of("b")) == [*kept]
+    assert len(table.rounds._pace.heard) <= 4 * KEEP_ROUNDS
+    table.collect(at, skip="cd")
+    table.poll()
+    assert table.fetching() == [at]
 
 
-def test_old_offers_that_anybody_sends_again_do_not_crowd_out_the_round_that_is_awaited() -> None:
-    for before in (True, False):
-        table = Table()
-        table.rounds.check.rounds = 500
-
-        def old_ones(table: Table = table) -> None:
-            for round in range(48):
-                table.offers("b", round)
-
-        if before:
-            old_ones()
-        table.enter(60)
-        for round in range(53, 61):
-            table.offers("b", round)
-        old_ones()
-        assert max(table.offers_of("b")) == 60
-        assert min(table.offers_of("b")) >= 53
-        table.comes("b")
-        table.collect(60, skip="cd")
-        table.poll()
-        assert table.fetching() == [60]
-
-
-def test_a_peer_with_more_rounds_on_offer_than_are_kept_is_heard_at_the_round_that_is_awaited() -> None:
-    table = Table({"max_staleness": 100})
-    table.rounds.check.rounds = 500
-    table.enter(60)
-    for round in range(9, 100):
-        table.offers("b", round)
-    assert sorted(table.offers_of("b")) == list(range(60, 60 + 4 * KEEP_ROUNDS))
-
-
-def test_no_staleness_ends_the_exchange() -> None:
+def test_no_staleness_ends_the_exchange_and_offers_of_rounds_long_over_are_forgotten() -> None:
     for staleness in (0, 3, 31, 47, 200):
-        table = Table({"max_staleness": staleness})
+        table = seated({"max_staleness": staleness})
         table.rounds.check.rounds = 500
-        table.enter()
-        table.comes(*"bcd")
         for round in range(60):
             assert table.round_of(round, *"bcd").missing == ()
-        assert len(table.offers_of("b")) <= 4 * KEEP_ROUNDS
-
-
-def test_offers_of_rounds_long_over_are_forgotten() -> None:
-    table = seated({"max_staleness": 1})
-    for round in range(6):
-        table.round_of(round, *"bcd")
-    assert {name: sorted(table.offers_of(name)) for name in "bcd"} == {name: [4, 5] for name in "bcd"}
-    table.offers("b", 0)
-    assert sorted(table.offers_of("b")) == [4, 5]
+        for name in "bcd":
+            table.offers(name, 0)
+            assert max(table.offers_of(name)) == 59
+            assert len(table.offers_of(name)) <= min(staleness + 1, 4 * KEEP_ROUNDS)
 
 
 def test_in_an_open_swarm_the_first_key_keeps_the_name() -> None:
     table = Table(is_open=True)
+    table.offers("c", 0, place=("b", 0))  # anybody can put a member's manifest in another's place
     table.offers("b", 0)
     table.offers("b", 1, signer="x")
     table.offers("c", 0, signer="x")  # whoever comes first
     table.offers("c", 1, signer="c")
     assert list(table.offers_of("b")) == list(table.offers_of("c")) == [0]
-    assert table.reasons() == [("b", "forged"), ("c", "forged")]
+    assert table.reasons() == [("b", "wrong_sender"), ("b", "forged"), ("c", "forged")]
 
 
 def test_contents_that_are_not_what_was_signed_are_counted_once_a_round() -> None:
@@ -299,6 +237,7 @@ def test_a_message_is_put_together_in_any_order_and_past_any_junk() -> None:
         assert answered(assembly, index, b"junk", part, b"more junk")
     assert assembly.contents() == DATA
     assert not assembly.spoiled
+    assert Assembly(manifests.describe(RUN, "b", 0, 1, b"", ())).contents() == b"", "no chunk is needed"
 
 
 def test_an_offer_is_spoiled_by_junk_alone_to_one_chunk_again_and_again() -> None:
@@ -311,10 +250,6 @@ def test_an_offer_is_spoiled_by_junk_alone_to_one_chunk_again_and_again() -> Non
     for index, part in enumerate(PARTS):
         assert answered(assembly, index, part)
     assert assembly.contents() == DATA
-
-
-def test_an_empty_message_needs_no_chunk() -> None:
-    assert Assembly(manifests.describe(RUN, "b", 0, 1, b"", ())).contents() == b""
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------

@@ -44,27 +44,23 @@ def test_the_other_peers_messages_are_admitted_and_learned_from(problems: Path, 
 
 
 class Nested:
-    """Methods that call one another; each ``step`` moves the clock by one."""
+    """Methods that call one another; each takes a second of its own, and the outer one two."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def step(self) -> None:
-        self.now += 1
+    now = 0.0
 
     def inner(self) -> None:
-        self.step()
+        self.now += 1
 
     def fails(self) -> None:
-        self.step()
+        self.now += 1
         raise ValueError("as it must")
 
     def outer(self) -> None:
-        self.step()
+        self.now += 1
         self.inner()
         with pytest.raises(ValueError, match="as it must"):
             self.fails()
-        self.step()
+        self.now += 1
 
 
 def test_seconds_count_for_the_innermost_method_and_once() -> None:
@@ -74,7 +70,7 @@ def test_seconds_count_for_the_innermost_method_and_once() -> None:
         spent.watch(nested, method, who)
     nested.outer()
     nested.outer()
-    nested.step()
+    nested.now += 1
     assert (taken := spent.take()) == {"a": [4.0], HOST: [3.0], "b": [2.0]}
     assert adapters(taken, 0) == 6.0
     assert spent.take() == {HOST: [0.0]}

@@ -13,7 +13,7 @@ import pytest
 from commands import ftis
 from hypothesis import given
 from hypothesis import strategies as st
-from round_table import Table
+from round_table import Table, seated
 
 from ftis.admission import Reason
 from ftis.config import LARGEST_SHARE, Recipe, RecipeError
@@ -24,11 +24,11 @@ from ftis.run.assembly import assemble
 from ftis.run.runs import run
 from ftis.schedule import assigned
 from ftis.swarm.facts import agreement, run_id
-from ftis.swarm.manifest import ManifestError, describe, to_bytes
-from ftis.swarm.manifest import parse as parse_manifest
 from ftis.swarm.shares import ROUNDS, Share
 from recipes import pair_of
 
+Models = dict[str, Path]
+Capture = pytest.CaptureFixture[str]
 EQUAL, GROUP = 8, 4
 MOST = LARGEST_SHARE * EQUAL
 
@@ -40,7 +40,7 @@ def measured(each: float, besides: float, prompts: int = EQUAL, waited: float = 
     return {"peer/a/admitted": prompts * GROUP, **seconds}
 
 
-def share_of(each: float, besides: float = 0.0, rounds: int = 1) -> Share:
+def share_of(each: float = 0.0, besides: float = 0.0, rounds: int = 1) -> Share:
     share = Share("a", EQUAL, MOST, GROUP)
     for _ in range(rounds):
         share.took(measured(each, besides))
@@ -55,9 +55,6 @@ def test_at_speeds_1_2_3_the_middle_peer_keeps_its_share_and_the_others_need_its
     stated = [peer.milliseconds for peer in peers]
     assert stated == [2400, 1200, 800]
     assert [peer.prompts(stated[:at] + stated[at + 1 :]) for at, peer in enumerate(peers)] == [4, 8, 12]
-
-
-def test_time_besides_sampling_counts() -> None:
     share = share_of(0.1, besides=2.0)
     assert share.milliseconds == 2800
     assert share.prompts([3000, 3400]) == 10
@@ -65,40 +62,21 @@ def test_time_besides_sampling_counts() -> None:
 
 
 def test_until_its_speed_and_one_others_are_known_a_peer_samples_a_quarter() -> None:
-    new = share_of(1.0, rounds=0)
+    new = share_of(rounds=0)
     assert (new.milliseconds, new.prompts([]), new.prompts([10, 10])) == (0, EQUAL // 4, EQUAL // 4)
     begun = share_of(1.0)
     assert (begun.prompts([]), begun.prompts([16_000])) == (EQUAL // 4, 2 * EQUAL)
     assert share_of(1.0, rounds=2).prompts([]) == EQUAL, "a silent swarm does not keep it small"
     assert Share("a", 3, 9, GROUP).prompts([]) == 1
+    slow_at_first = share_of(50.0)
+    for _ in range(ROUNDS):
+        slow_at_first.took(measured(0.1, 0.5))
+    assert slow_at_first.milliseconds == 1300, "it is forgotten"
 
 
-def test_a_slow_first_round_is_forgotten() -> None:
-    share = share_of(50.0)
-    for _ in range(4):
-        share.took(measured(0.1, 0.5))
-    assert share.milliseconds == 1300
-
-
-def test_a_draw_beside_the_learner_hides_what_it_takes_less_than_learning() -> None:
-    def drawn(draw: float, standing: float, learning: float) -> Share:
-        share = Share("a", EQUAL, MOST, GROUP)
-        seconds = {"time/draw": draw, "time/sample": standing, "time/wait": 5.0, "step_time": standing + learning + 5}
-        for _ in range(2):
-            share.took({"peer/a/admitted": EQUAL * GROUP, **seconds})
-        return share
-
-    assert drawn(draw=4.0, standing=1.0, learning=3.0).milliseconds == 4000
-    assert drawn(draw=2.0, standing=0.0, learning=3.0).milliseconds == 3000
-
-
-@given(
-    st.lists(st.integers(1, MOST), min_size=1, max_size=8),
-    st.floats(0.01, 10),
-    st.floats(0, 10),
-)
+@given(st.lists(st.integers(1, MOST), min_size=1, max_size=8), st.floats(0.01, 10), st.floats(0, 10))
 def test_seconds_of_a_draw_are_of_the_next_rounds_prompts(sampled: list[int], each: float, learning: float) -> None:
-    share = Share("a", EQUAL, MOST, GROUP)
+    share = share_of(rounds=0)
     for now, ahead in pairwise([EQUAL, *sampled]):
         draw = each * ahead
         seconds = {"time/sample": max(draw - learning, 0), "time/wait": 5.0, "step_time": max(draw, learning) + 5}
@@ -113,10 +91,8 @@ speeds = st.tuples(st.floats(0.01, 10), st.floats(0, 10))
 
 
 @given(st.lists(speeds, min_size=2, max_size=9), st.lists(st.integers(1, MOST), min_size=9, max_size=9))
-def test_all_need_the_median_time_unless_bounded_whatever_they_sampled_before(
-    peers: list[tuple[float, float]], before: list[int]
-) -> None:
-    shares = [Share("a", EQUAL, MOST, GROUP) for _ in peers]
+def test_all_need_the_median_time_unless_bounded(peers: list[tuple[float, float]], before: list[int]) -> None:
+    shares = [share_of(rounds=0) for _ in peers]
     for share, (each, besides), prompts in zip(shares, peers, before, strict=False):
         share.took(measured(each, besides, prompts))
     stated = [share.milliseconds for share in shares]
@@ -181,6 +157,11 @@ def forged(table: Table) -> None:
     table.offers("b", 0, signer="x", milliseconds=5)
 
 
+def skipped(table: Table) -> None:
+    table.collect(0, skip="c")
+    stating(table, b=5, c=7, d=9)
+
+
 @pytest.mark.parametrize(
     ("deeds", "counted"),
     [
@@ -190,47 +171,25 @@ def forged(table: Table) -> None:
         (gone, [5, 7]),
         (older, [6, 7]),
         (forged, [7]),
+        (skipped, [5, 9]),
     ],
 )
-def test_the_newest_signed_statement_of_each_present_peer_counts(
-    deeds: Callable[[Table], None], counted: list[int]
-) -> None:
-    table = Table({"quorum": 3})
-    table.enter()
-    table.comes("b", "c", "d")
+def test_the_newest_statement_of_each_present_peer_counts(deeds: Callable[[Table], None], counted: list[int]) -> None:
+    table = seated({"quorum": 3})
     table.collect(0)
     deeds(table)
     assert sorted(table.rounds.milliseconds) == counted
 
 
-def test_whoever_is_skipped_does_not_count() -> None:
-    table = Table()
-    table.enter()
-    table.comes("b", "c", "d")
-    table.collect(0, skip="c")
-    stating(table, b=5, c=7, d=9)
-    assert sorted(table.rounds.milliseconds) == [5, 9]
-
-
-def test_a_manifest_states_milliseconds_in_one_way() -> None:
-    offer = describe("0" * 32, "ada", 1, 1, b"data", (1, 2), 1200)
-    assert parse_manifest(to_bytes(offer)) == offer
-    silent = to_bytes(dataclasses.replace(offer, milliseconds=0))
-    assert b"milliseconds" not in silent
-    for wrong in (b"0", b"-1", b'"5"', b"1.5"):
-        with pytest.raises(ManifestError):
-            parse_manifest(to_bytes(offer).replace(b'"milliseconds":1200', b'"milliseconds":' + wrong))
-
-
 # --- which prompts ----------------------------------------------------------------------------------------------------
 
 
-def recipe_of(models: dict[str, Path], place: Path, share: str = "speed", **training: Any) -> Recipe:
+def recipe_of(models: Models, place: Path, share: str = "speed", **training: Any) -> Recipe:
     training = {"share": share, "prompts_per_round": 4, **training}
     return parse(pair_of(models, place, 1e-3, training=training), where="test")
 
 
-def test_prompts_are_disjoint_however_many_each_samples(models: dict[str, Path], tmp_path: Path) -> None:
+def test_prompts_are_disjoint_however_many_each_samples(models: Models, tmp_path: Path) -> None:
     recipe = recipe_of(models, tmp_path)
     of_round = [item for peer in recipe.peers for item in assigned(recipe, 100, peer.name, 3)]
     assert len(of_round) == len(set(of_round)) == LARGEST_SHARE * recipe.training.prompts_per_round
@@ -241,9 +200,7 @@ def test_prompts_are_disjoint_however_many_each_samples(models: dict[str, Path],
         assigned(recipe, 11, "a", 0)
 
 
-def test_a_message_has_as_many_of_its_senders_prompts_as_it_likes_up_to_the_largest_share(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_message_has_up_to_the_largest_share_of_its_senders_prompts(models: Models, tmp_path: Path) -> None:
     recipe = recipe_of(models, tmp_path)
     a, b = (assemble(recipe, name, tmp_path / name).peer for name in "ab")
     items = assigned(recipe, len(a.member.task.train), "b", 0)
@@ -261,15 +218,13 @@ def test_a_message_has_as_many_of_its_senders_prompts_as_it_likes_up_to_the_larg
         assert [one.reason for one in a.member.admitter.admit("b", message, 3).rejections] == [reason]
 
 
-def test_a_limit_takes_the_first_ones_since_others_may_not_come(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_limit_takes_the_first_ones_since_others_may_not_come(models: Models, tmp_path: Path) -> None:
     recipe = recipe_of(models, tmp_path, max_foreign_rollouts=16)
     items = assigned(recipe, 100, "b", 2)
     assert ForeignLimit(recipe, "a").wanted("b", 2, items) == items[:2]
 
 
-def test_the_share_is_agreed_and_has_its_place(
-    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_share_is_agreed_and_has_its_place(models: Models, tmp_path: Path, capsys: Capture) -> None:
     equal, speed = (recipe_of(models, tmp_path, share) for share in ("equal", "speed"))
     assert run_id(agreement(equal, "", 1)) != run_id(agreement(speed, "", 1))
     assert "share" not in agreement(equal, "", 1), "runs of before are the same runs"

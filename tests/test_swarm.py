@@ -31,13 +31,15 @@ from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow
 
+Models = dict[str, Path]
+Capture = pytest.CaptureFixture[str]
 STARTED: list[Watched] = []
 DEFAULTS = ["--set", "training.foreign_failures=false", "--set", "training.no_regret=0.05"]
 """The defaults of join that train does not have."""
 
 
 @pytest.fixture
-def place(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory with a recipe of three tiny peers, their keys and roster. No peer outlives the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "swarm_rewards", raising=False)
@@ -80,11 +82,9 @@ def with_another_tokenizer(model: Path, place: Path) -> Path:
     return place
 
 
-def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_on(
-    place: Path, models: dict[str, Path]
-) -> None:
+def test_a_peer_of_another_tokenizer_ends_before_it_learns_and_others_go_on(place: Path, models: Models) -> None:
     other = with_another_tokenizer(models["c"], place / "other")
-    keys = ("--set", "network.quorum=1", "--set", "network.start_seconds=8", "--set", "training.rounds=4")
+    keys = ("--set", "network.quorum=1", "--set", "network.start_seconds=8")
     processes = {name: joined(place, name, *keys) for name in "ab"}
     processes["c"] = joined(place, "c", *keys, "--set", f"peers.c.model={json.dumps(str(other))}")
     assert finish(place, processes) == {"a": 0, "b": 0, "c": 1}
@@ -97,7 +97,7 @@ def test_a_peer_with_another_tokenizer_ends_before_it_learns_and_the_others_go_o
             assert (row[f"peer/{partner}/admitted"], row["peer/c/rejected"]) == (8, 0)
 
 
-def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Path, models: dict[str, Path]) -> None:
+def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Path, models: Models) -> None:
     other = with_another_tokenizer(models["c"], place / "other")
     settings = ["--set", 'exchange="text"', "--set", f"peers.c.model={json.dumps(str(other))}"]
     settings += ["--set", "training.overlap=1"]
@@ -117,12 +117,10 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
         said = f"{name} has no '<turn>' of sampling.end_tokens: another peer must, else it is mistyped"
         assert said in " ".join((place / f"{name}.log").read_text().split())
     for name in "abc":
-        joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
+        joint, one = finals(place, name)
         assert metrics(joint, name) == metrics(one, name)
         for row in metrics(joint, name):
             assert all(row[f"peer/{peer}/admitted"] == 8 for peer in set("abc") - {name})
-        final = [run / "F-TIS" / name / "checkpoint-4" / "model.safetensors" for run in (joint, one)]
-        assert final[0].read_bytes() == final[1].read_bytes()
 
 
 SLOW = """
@@ -168,9 +166,7 @@ def test_a_finished_swarm_with_a_limit_is_extended_to_what_it_had_been_with_more
     options = [*limit, "--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
     assert ftis("train", "recipe.toml", *options) in (0, 3)
     for name in "abc":
-        joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
-        final = [run / "F-TIS" / name / "checkpoint-4" / "model.safetensors" for run in (joint, one)]
-        assert final[0].read_bytes() == final[1].read_bytes()
+        joint, _ = finals(place, name)
         assert [row["step"] for row in metrics(joint, name)] == [1, 2, 3, 4]
         others = set("abc") - {name}
         for row in metrics(joint, name):  # two groups of four rollouts from each
@@ -190,7 +186,15 @@ def wait_for_rounds(process: Watched, more: int) -> None:
     assert process.until(lambda: evaluated() >= wanted or not process.runs, HUNG), "no round was finished"
 
 
-def test_six_kills_lose_and_repeat_no_round(place: Path, models: dict[str, Path]) -> None:
+def finals(place: Path, name: str) -> tuple[Path, Path]:
+    """A peer's last checkpoint, joined and in one process, after a look at whether they are the same."""
+    joint, one = place / "runs" / f"three-seed0-{name}", place / "one" / "three-seed0"
+    final = [run / "F-TIS" / name / "checkpoint-4" / "model.safetensors" for run in (joint, one)]
+    assert final[0].read_bytes() == final[1].read_bytes()
+    return joint, one
+
+
+def test_six_kills_lose_and_repeat_no_round(place: Path, models: Models) -> None:
     rounds, chance = 12, random.Random(7)
     recipe = (place / "recipe.toml").read_text().replace("rounds = 4", f"rounds = {rounds}\noverlap = 1")
     (place / "recipe.toml").write_text(recipe.replace("eval_every = 0", "eval_every = 1"))  # a line each round
@@ -289,37 +293,29 @@ def test_every_peer_finds_a_liar_and_remembers_it_after_a_kill(place: Path, monk
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--peer", "d"], "no peer 'd'"),
-        (["--peer", "a"], "has no roster of public keys"),
-        (["--peer", "a", "--roster", "roster.toml"], "has no key"),
-        (
-            ["--peer", "a", "--roster", "roster.toml", "--key", "keys/b.key"],
-            "is not the key that roster.toml has for 'a'",
-        ),
-        (["--peer", "a", "--roster", "nowhere.toml", "--key", "keys/a.key"], "no roster at nowhere.toml"),
-        (["--peer", "a", "--roster", "roster.toml", "--key", "keys/z.key"], "no key at keys/z.key"),
-        (["--peer", "a", "--open", "--listen", "tls/127.0.0.1:0"], "tls/ endpoints need"),
-        (["--peer", "a", "--open", "--client"], "needs network.connect"),
-        (
-            ["--peer", "a", "--open", "--client", "--connect", "tcp/127.0.0.1:1", "--set", "peers.a.model=/no/where"],
-            "no model",
-        ),
-        (["--peer", "a", "--open", "--arm", "x"], "no arm 'x'"),
-        (["--peer", "a", "--open", "--connect", "127.0.0.1:1"], "write it as tcp/127.0.0.1:1"),
+        ("--peer d", "no peer 'd'"),
+        ("--peer a", "has no roster of public keys"),
+        ("--peer a --roster roster.toml", "has no key"),
+        ("--peer a --roster roster.toml --key keys/b.key", "is not the key that roster.toml has for 'a'"),
+        ("--peer a --roster nowhere.toml --key keys/a.key", "no roster at nowhere.toml"),
+        ("--peer a --roster roster.toml --key keys/z.key", "no key at keys/z.key"),
+        ("--peer a --open --listen tls/127.0.0.1:0", "tls/ endpoints need"),
+        ("--peer a --open --client", "needs network.connect"),
+        ("--peer a --open --client --connect tcp/127.0.0.1:1 --set peers.a.model=/no/where", "no model"),
+        ("--peer a --open --arm x", "no arm 'x'"),
+        ("--peer a --open --connect 127.0.0.1:1", "write it as tcp/127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_joined_is_refused_in_a_line(
-    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
+def test_what_cannot_be_joined_is_refused_in_a_line(place: Path, capsys: Capture, arguments: str, says: str) -> None:
     for dry in ([], ["--dry-run"]):
-        assert ftis("join", "recipe.toml", *arguments, *dry) == 1
+        assert ftis("join", "recipe.toml", *arguments.split(), *dry) == 1
         said = capsys.readouterr().err
         assert says in said
         assert said.startswith("error: ")
         assert not (place / "runs").exists()
 
 
-def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: Capture) -> None:
     directory = swarm.peer_directory(load("recipe.toml"), "a")
     dry = ["join", "recipe.toml", "--peer", "a", "--open", "--dry-run"]
     assert ftis(*dry) == 0
