@@ -15,8 +15,8 @@ from trl.trainer.utils import use_adapter
 
 from ftis.config import PeerConfig
 from ftis.engines.generate import LogpRecorder
-from ftis.engines.hub import only_here
 from ftis.engines.models import load_tokenizer
+from ftis.engines.places import only_here
 from ftis.engines.rows import PaddedRows
 from ftis.rollouts import Bools, Floats, Ints, Rollout
 from ftis.sampling import Decoding
