@@ -141,8 +141,8 @@ def test_a_peer_followed_to_the_end_is_the_peer_that_is_read_whole(tmp_path: Pat
     assert [row.measures for row in followed.rounds] == [row.measures for row in whole.rounds]
     assert followed.evaluations == whole.evaluations
     for step in range(6):
-        assert followed.tokens_after(step) == whole.tokens_after(step) == (100 * step if step < 5 else None)
-        assert followed.seconds_after(step) == whole.seconds_after(step)
+        assert followed.spent_by(step) == whole.spent_by(step)
+        assert whole.spent_by(step)[0] == (100 * step if step < 5 else None)
     assert (followed.bytes_sent, followed.bytes_received, followed.total("kept")) == (4000, 4000, 0)
 
 
@@ -156,8 +156,8 @@ def test_rows_stand_for_those_that_are_left_out_before_them(tmp_path: Path) -> N
     assert peer.thinned
     assert len(peer.rounds) <= 800
     assert (peer.bytes_sent, peer.total("time/sample")) == (5 * 2000, 2.0 * 2000)
-    assert (peer.tokens_after(2000), peer.seconds_after(2000)) == (14_000, 4000.0)
-    assert 0 < 1000 - (peer.tokens_after(1000) or 0) / 7 < 50  # by the row before
+    assert peer.spent_by(2000) == (14_000, 4000.0)
+    assert 0 < 1000 - (peer.spent_by(1000)[0] or 0) / 7 < 50  # by the row before
 
 
 DAMAGES: dict[str, Any] = {

@@ -179,8 +179,7 @@ def test_curves_carry_what_the_peer_had_spent(two: dict[str, Any], tmp_path: Pat
     # A peer that came late has no record of the rounds before, so what it spent by then is unknown.
     lines_of(peer / "metrics.jsonl", lambda rows: rows[2:])
     late = read_run(tmp_path / "scene-seed1").peers["F-TIS", "small"]
-    assert [late.tokens_after(step) for step in range(5)] == [0, None, None, 300, 400]
-    assert [late.seconds_after(step) for step in range(5)] == [0, None, None, 1.375, 2.75]
+    assert [late.spent_by(step) for step in range(5)] == [(0, 0), *[(None, None)] * 2, (300, 1.375), (400, 2.75)]
     unknown = compare(tmp_path)
     own = unknown["budget"]["F-TIS"]["small"]  # of two seeds, one with half of the rounds
     assert (own["rollouts_trained"], own["rollouts_generated"]) == (

@@ -98,5 +98,5 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
         "seconds_sampling": own.sampling,
         "seconds_exchange": own.exchange,
         "seconds_training": own.training,
-        "seconds_waited": peer.seconds_waited,
+        "seconds_waited": peer.total("time/wait"),
     }

@@ -174,8 +174,8 @@ def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]
         {
             "step": step,
             **over_seeds(values),
-            "tokens": _mean_of({seed: runs[seed].tokens_after(step) for seed in values}),
-            "seconds": _mean_of({seed: runs[seed].seconds_after(step) for seed in values}),
+            "tokens": _mean_of({seed: runs[seed].spent_by(step)[0] for seed in values}),
+            "seconds": _mean_of({seed: runs[seed].spent_by(step)[1] for seed in values}),
         }
         for step, values in sorted(at_step.items())
     ]

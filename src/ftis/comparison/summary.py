@@ -61,7 +61,7 @@ def _of_peer(peer: PeerRun, training: TrainingConfig) -> dict[str, Any]:
         "best_step": best,
         "model_step": best if best and training.load_best_model_at_end else peer.step,
         "seconds": peer.own_seconds.total,
-        "seconds_waited": peer.seconds_waited,
+        "seconds_waited": peer.total("time/wait"),
         "reward": last.get("reward", 0.0),
         "tokens_sampled": last.get("tokens_sampled", 0),
         "bytes_sent": peer.bytes_sent,

@@ -22,10 +22,12 @@ from ftis.metric_keys import NO_NUMBERS, by_peer
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
-from ftis.records.plan import Plan, provenances, read_plan
+from ftis.records.plan import RECIPE, Plan, provenances, read_plan
 from ftis.records.rollouts import read_rollouts, rollouts_path
 
 VALIDATION = "validation"
+
+NUMBER, NUMBER_OR_NONE = (int, float), (int, float, type(None))
 
 LAST_EVALUATIONS = 3
 """Evaluations in the mean that is a final accuracy: a single one of a few hundred problems is noisy."""
@@ -62,16 +64,12 @@ class EvaluationRow:
     @staticmethod
     def of(line: Mapping[str, Any]) -> EvaluationRow:
         """The row of a line. Raises KeyError or TypeError if the line holds no such row."""
-        accuracy = line["accuracy"]
-        if not isinstance(accuracy, (int, float)):
-            raise TypeError(f"accuracy is {accuracy!r}")
-        seconds, spread = line.get("seconds", 0.0), line.get("reward_std")
-        if not isinstance(seconds, (int, float)):
-            raise TypeError(f"seconds is {seconds!r}")
-        if not isinstance(spread, (int, float, type(None))):
-            raise TypeError(f"reward_std is {spread!r}")
-        problems = _whole(line, "problems")
-        return EvaluationRow(_whole(line, "step"), str(line["split"]), accuracy, problems, seconds, spread)
+        line = {"seconds": 0.0, "reward_std": None, **line}
+        _require(line, int, "step", "problems")
+        _require(line, NUMBER, "accuracy", "seconds")
+        _require(line, NUMBER_OR_NONE, "reward_std")
+        keys = ("accuracy", "problems", "seconds", "reward_std")
+        return EvaluationRow(line["step"], str(line["split"]), *(line[key] for key in keys))
 
 
 @dataclass(frozen=True, eq=False)  # equal to itself alone, so that something can be remembered about it
@@ -89,13 +87,10 @@ class RoundRow:
     @staticmethod
     def of(line: Mapping[str, Any]) -> RoundRow:
         """The row of a line. Raises KeyError or TypeError if the line holds no such row."""
-        for key, value in line.items():
-            if not isinstance(value, (int, float, type(None))) and not key.endswith(NO_NUMBERS) and "/" in key:
-                raise TypeError(f"{key} is {value!r}")
-        for key in ("reward", "tokens_sampled", "step_time"):
-            if not isinstance(line.get(key, 0), (int, float)):
-                raise TypeError(f"{key} is {line[key]!r}")
-        return RoundRow(_whole(line, "step"), line)
+        _require(line, NUMBER_OR_NONE, *(key for key in line if "/" in key and not key.endswith(NO_NUMBERS)))
+        _require(line, NUMBER, *(key for key in ("reward", "tokens_sampled", "step_time") if key in line))
+        _require(line, int, "step")
+        return RoundRow(line["step"], line)
 
     @cached_property  # a line of a large swarm has thousands of keys
     def by_peer(self) -> Mapping[str, Mapping[str, Any]]:
@@ -103,11 +98,10 @@ class RoundRow:
         return by_peer(self.measures)
 
 
-def _whole(line: Mapping[str, Any], key: str) -> int:
-    value = line[key]
-    if not isinstance(value, int):
-        raise TypeError(f"{key} is {value!r}")
-    return value
+def _require(line: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str) -> None:
+    for key in keys:
+        if not isinstance(line[key], kind):
+            raise TypeError(f"{key} is {line[key]!r}")
 
 
 @dataclass(frozen=True)
@@ -251,13 +245,11 @@ class PeerRun:
         """Seconds of its own work in all rounds."""
         return OwnSeconds.over(self.rounds)
 
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds of waiting for the others, over all rounds."""
-        return self.total("time/wait")
+    def spent_by(self, step: int) -> tuple[int | None, float | None]:
+        """Tokens that it sampled and seconds of its own work in its first ``step`` rounds.
 
-    def _spent_by(self, step: int) -> tuple[int | None, float | None]:
-        """Its own tokens and seconds in its first ``step`` rounds; None if the last of these is not recorded."""
+        Both are None if the last of these rounds is not recorded.
+        """
         if not self._spent:
             seconds = 0.0
             self._spent[0] = (0, seconds)
@@ -267,14 +259,6 @@ class PeerRun:
         if self.thinned:
             step = max((known for known in self._spent if known <= step), default=0)
         return self._spent.get(step, (None, None))
-
-    def tokens_after(self, step: int) -> int | None:
-        """Tokens that the peer sampled in its first ``step`` rounds; None if the last of these is not recorded."""
-        return self._spent_by(step)[0]
-
-    def seconds_after(self, step: int) -> float | None:
-        """Seconds of its own work in its first ``step`` rounds; None if the last of these is not recorded."""
-        return self._spent_by(step)[1]
 
     @property
     def bytes_sent(self) -> int:
@@ -291,19 +275,13 @@ class PeerRun:
         return Lines(self.directory / "evaluations" / f"{split}-{self.on(split)[-1].step}.jsonl", any_row).whole()
 
     @property
-    def recorded(self) -> list[int]:
-        """The rounds whose rollouts were recorded, counted from 0, in order."""
-        stems = (path.stem.rpartition("-")[2] for path in (self.directory / "rollouts").glob("round-*.parquet"))
-        return sorted(int(stem) for stem in stems if stem.isdecimal() and len(stem) < 10)
-
-    @property
     def last_recorded(self) -> int | None:
         """The last round with recorded rollouts, counted from 0; None without one."""
         last = self.step - 1
         if last >= 0 and rollouts_path(self.directory, last).exists():
             return last
-        recorded = self.recorded
-        return recorded[-1] if recorded else None
+        stems = (path.stem.rpartition("-")[2] for path in (self.directory / "rollouts").glob("round-*.parquet"))
+        return max((int(stem) for stem in stems if stem.isdecimal() and len(stem) < 10), default=None)
 
     def rollouts(self, round: int) -> list[dict[str, Any]]:
         """A round's rollouts, a row each, without the columns that only a replay needs.
@@ -389,18 +367,6 @@ class ArmOfRun:
         """Read the records that were added, and return whether there were any."""
         return sum(peer.refresh() for peer in self.peers.values()) > 0  # a sum, unlike any(), refreshes every peer
 
-    @property
-    def started(self) -> bool:
-        """Whether any of its peers has records."""
-        return any(peer.changed for peer in self.peers.values())
-
-    def swarm_of(self, peer: str) -> tuple[str, ...]:
-        return self.arm.part_of(peer).peers
-
-    def colour_of(self, peer: str) -> int:
-        """The number of a peer's colour, the same in every chart."""
-        return self.arm.peers.index(peer)
-
 
 @dataclass(frozen=True)
 class Run:
@@ -470,10 +436,8 @@ def read_run(directory: Path) -> Run:
     Raises:
         RecordsError: the directory holds no run or one of another version of ftis, or a file is damaged.
     """
-    if not (directory / "recipe.json").exists():
-        raise RecordsError(
-            f"{directory} holds no run (no recipe.json): give the directory that ftis train or ftis join named"
-        )
+    if not (directory / RECIPE).exists():
+        raise RecordsError(f"{directory} holds no run (no {RECIPE}): give the directory that ftis train or join named")
     return _run(directory, read_plan(directory).recipe)
 
 

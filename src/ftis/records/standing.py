@@ -6,7 +6,7 @@ Everything here is counted from records, and nothing is put into words.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -48,9 +48,6 @@ CAUSAL = (
     *("completions/mean_length", "completions/clipped_ratio", "learning_rate"),
 )
 """The measures of a round by which a :class:`Trouble` is found."""
-
-REASONED = ("rejected/", "dropped/")
-"""Prefixes of measures that count by reason."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,6 @@ class Standing:
         together: whether it learns together with others.
         trouble: the reason why it learns nothing or unlearns; None if it learns, as far as its rounds show.
         decline: of the accuracy on validation, up to its last evaluation; None without one.
-        solved: accuracies on validation before the first round and at the last evaluation; None without both.
         without_foreign: the number of rounds that used no foreign rollout: the last ones in a row or, if the run has
             finished, all.
         alone: the fate of the others' rollouts in these rounds.
@@ -198,7 +194,6 @@ class Standing:
     sources: Sequence[Source] = ()
     trouble: Trouble | None = None
     decline: Decline | None = None
-    solved: tuple[float, float] | None = None
     without_foreign: int = 0
     alone: Sequence[Source] = ()
     seconds_left: float | None = None
@@ -222,24 +217,13 @@ def standings(arm: ArmOfRun, now: float | None = None) -> list[Standing]:
     steps = {name: peer.step for name, peer in arm.peers.items()}
     for name, peer in arm.peers.items():
         silent = None if now is None or not peer.changed else now - peer.changed
-        one = standing(
-            name, arm.rounds, peer.rounds, arm.swarm_of(name), steps, silent, peer.on(VALIDATION), not peer.thinned
-        )
-        found.append(
-            replace(
-                one,
-                started=one.started or bool(peer.evaluations),
-                notice="" if now is None or one.finished else _notice(peer, now),
-                damage=peer.damage,
-            )
-        )
+        swarm = arm.arm.part_of(name).peers
+        one = standing(name, arm.rounds, peer.rounds, swarm, steps, silent, peer.on(VALIDATION), whole=not peer.thinned)
+        notice = "" if now is None or one.finished else _notice(peer, now)
+        found.append(replace(one, notice=notice, damage=peer.damage))
     rewards = {one.name: one.reward for one in found if one.reward is not None}
-    return [
-        replace(one, others=median(others))
-        if (others := [reward for name, reward in rewards.items() if name != one.name])
-        else one
-        for one in found
-    ]
+    others = {one: [reward for other, reward in rewards.items() if other != one] for one in steps}
+    return [replace(one, others=median(others[one.name]) if others[one.name] else None) for one in found]
 
 
 def standing(
@@ -261,25 +245,18 @@ def standing(
         whole: whether the rows are all of its rounds, so that a finished run is judged as a whole.
     """
     together = len(swarm) > 1
-    before = [row.accuracy for row in evaluations if not row.step]
-    solved = (before[0], evaluations[-1].accuracy) if before and evaluations[-1].step else None
     if not rows:
-        return Standing(name, rounds, together=together, silent_for=silent_for, solved=solved)
-    step, means = rows[-1].step, reward_means(rows)
-    finished = step >= rounds
-    as_whole = whole and finished
-    recent = rows if as_whole else rows[-WINDOW:]
+        return Standing(name, rounds, started=bool(evaluations), together=together, silent_for=silent_for)
+    step, means, recent = rows[-1].step, reward_means(rows), rows[-WINDOW:]
+    finished, usual, noise = step >= rounds, _usual(recent), _unrest(recent)
+    without_foreign = _last_without(rows, lambda row: not row.measures.get("without_foreign"))
+    lonely = rows[-min(without_foreign, WINDOW) :] if without_foreign else []
+    if whole and finished:
+        recent, lonely = rows, [row for row in rows if row.measures.get("without_foreign")]
+        without_foreign = len(lonely)
     reward, change, over = _change(means)
     best = max((mean for _, mean in means), default=None)
-    usual = _usual(rows[-WINDOW:])
     others = [other for other in swarm if other != name]
-    lonely: Sequence[RoundRow]
-    if as_whole:
-        lonely = [row for row in rows if row.measures.get("without_foreign")]
-        without_foreign = len(lonely)
-    else:
-        without_foreign = _last_without(rows, lambda row: not row.measures.get("without_foreign"))
-        lonely = rows[-min(without_foreign, WINDOW) :] if without_foreign else []
     return Standing(
         name=name,
         rounds=rounds,
@@ -290,12 +267,11 @@ def standing(
         change=change,
         change_over=over,
         best=best,
-        noise=_unrest(rows[-WINDOW:]),
+        noise=noise,
         together=together,
         sources=[source_of(other, recent, max(0, step - (steps or {}).get(other, step))) for other in others],
         trouble=_fall(name, rows, best or 0.0) or _nothing_learned(rows) or _unlearned(evaluations, rows),
         decline=_decline(evaluations),
-        solved=solved,
         without_foreign=without_foreign,
         alone=[source_of(other, lonely) for other in others if lonely],
         seconds_left=None if finished or usual is None else usual * (rounds - step),
@@ -319,16 +295,15 @@ def _usual(rows: Sequence[RoundRow]) -> float | None:
 
 def _fall(name: str, rows: Sequence[RoundRow], best: float) -> Trouble | None:
     """The fall of a reward from its best mean so far, by :data:`FALLS`, if no noise explains it."""
-    rewards = [row.measures["reward"] for row in rows if "reward" in row.measures]
-    steps = [row.step for row in rows if "reward" in row.measures]
+    rows = [row for row in rows if "reward" in row.measures]
+    rewards = [row.measures["reward"] for row in rows]
     for least, high, fraction in FALLS[::-1]:
-        last = next((i for i in reversed(range(len(rewards))) if rewards[i] > fraction * best), -1) + 1
-        if best >= high and 0 < last <= len(rewards) - least:
-            noise = _noise(name, [row for row in rows if row.step < steps[last]]) / math.sqrt(min(last, MEAN_OF))
-            if best - fmean(rewards[last:]) <= 3 * noise:
-                continue
-            rate = _highest_rate([row for row in rows if row.step <= steps[last]])
-            return Trouble("fallen", steps[-1] - steps[last] + 1, steps[last], fmean(rewards[last:]), best, rate)
+        first = next((i for i in reversed(range(len(rows))) if rewards[i] > fraction * best), -1) + 1
+        if best >= high and 0 < first <= len(rows) - least:
+            now, since = fmean(rewards[first:]), rows[first].step
+            if best - now > 3 * _noise(name, rows[:first]) / math.sqrt(min(first, MEAN_OF)):
+                rate = _highest_rate(rows[: first + 1])
+                return Trouble("fallen", rows[-1].step - since + 1, since, now, best, rate)
     return None
 
 
@@ -426,13 +401,9 @@ def why_nothing(measures: Mapping[str, Any]) -> str:
 
 def reward_means(rows: Sequence[RoundRow]) -> list[tuple[int, float]]:
     """The step of each row with a reward, and the mean reward of the last rows up to it, at most :data:`MEAN_OF`."""
-    last: deque[float] = deque(maxlen=MEAN_OF)
-    means = []
-    for row in rows:
-        if (reward := row.measures.get("reward")) is not None:
-            last.append(float(reward))
-            means.append((row.step, sum(last) / len(last)))
-    return means
+    seen = [(row.step, float(row.measures["reward"])) for row in rows if row.measures.get("reward") is not None]
+    last = [[reward for _, reward in seen[max(0, i - MEAN_OF) : i]] for i in range(1, len(seen) + 1)]
+    return [(step, fmean(rewards)) for (step, _), rewards in zip(seen, last, strict=True)]
 
 
 def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | None, int]:
@@ -463,13 +434,13 @@ def _notice(peer: PeerRun, now: float) -> str:
 def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
     """The fate of a peer's rollouts in one or more of a learner's rounds."""
     measured = [row.by_peer.get(name, {}) for row in rounds]
-    rejected: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    for measures in measured:
-        for measure, value in measures.items():
-            if value and measure.startswith(REASONED):
-                kind, _, reason = measure.partition("/")
-                (rejected if kind == "rejected" else dropped)[reason] += int(value)
+
+    def by_reason(prefix: str) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for measure, value in (pair for measures in measured for pair in measures.items()):
+            if value and measure.startswith(prefix):
+                counts[measure.removeprefix(prefix)] += int(value)
+        return dict(counts)
 
     def total(measure: str) -> int:
         return int(sum(measures.get(measure, 0) for measures in measured))
@@ -481,8 +452,8 @@ def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
         offered=total("admitted") + total("passed_over"),
         used=total("kept"),
         zero=total("zero_advantage"),
-        dropped=dict(dropped),
-        rejected=dict(rejected),
+        dropped=by_reason("dropped/"),
+        rejected=by_reason("rejected/"),
         first_rejection=next((str(m["first_rejection"]) for m in reversed(measured) if m.get("first_rejection")), ""),
         rounds=len(measured),
         missing=sum(not (measures.get("delivered") or measures.get("late")) for measures in measured),

@@ -99,15 +99,15 @@ def rounds(arm: ArmOfRun) -> CurveSet | None:
         return None
     axes: list[tuple[str, str, Callable[[PeerRun, int], float | None]]] = [
         ("rounds", ROUND, lambda peer, step: step),
-        ("tokens", "own tokens", PeerRun.tokens_after),
-        ("seconds", "own seconds", PeerRun.seconds_after),
+        ("tokens", "own tokens", lambda peer, step: peer.spent_by(step)[0]),
+        ("seconds", "own seconds", lambda peer, step: peer.spent_by(step)[1]),
     ]
-    overs = []
+    ink, overs = arm.arm.peers.index, []  # a peer has the same in every chart
     for key, label, of in axes:
 
         def series(values: Callable[[PeerRun], Sequence[tuple[int, float]]], of: Any = of) -> list[Series]:
             return [
-                Series(name, arm.colour_of(name), [(x, y) for step, y in values(p) if (x := of(p, step)) is not None])
+                Series(name, ink(name), [(x, y) for step, y in values(p) if (x := of(p, step)) is not None])
                 for name, p in arm.peers.items()
             ]
 

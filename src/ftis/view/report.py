@@ -86,7 +86,8 @@ def _standing(study: Study, anchors: Sequence[str]) -> list[Section]:
         return [Section("jobs", "Arms and seeds", jobs(study, math.inf))]
     (seed,) = study.runs
     arms = [study.arm_of(seed, arm) for arm in study.plan.arms]
-    return [Section("standing", "Did it work?", [_snapshot(arm, anchors) for arm in arms if arm.started])]
+    started = [arm for arm in arms if any(peer.changed for peer in arm.peers.values())]
+    return [Section("standing", "Did it work?", [_snapshot(arm, anchors) for arm in started])]
 
 
 def _snapshot(arm: ArmOfRun, anchors: Sequence[str]) -> Snapshot:

@@ -172,8 +172,6 @@ def _of_trouble(peer: Standing, trouble: Trouble) -> Remark:
         fell = f"The reward is {share(trouble.reward)} since round {trouble.since}, {share(trouble.before)} before"
         if trouble.kind == "unlearned":
             fell = f"Solved {trouble.before:.3f} before training, {trouble.reward:.3f} after round {trouble.since}"
-        elif peer.solved is not None and peer.solved[1] < peer.solved[0]:
-            fell += f" (solved {peer.solved[0]:.3f} before training, now {peer.solved[1]:.3f})"
         rate = f" ({trouble.learning_rate:g})" if trouble.learning_rate else ""
         text = f"{fell}: the learning rate{rate} is the first thing to lower"
         if peer.together:
