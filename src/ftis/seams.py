@@ -64,8 +64,8 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 TRACKERS: Mapping[str, str] = {
     "tensorboard": "ftis.records.trackers.TensorBoard",
-    "wandb": "ftis.records.trackers.WandB",
-    "trackio": "ftis.records.trackers.Trackio",
+    "wandb": "ftis.records.trackers.wandb",
+    "trackio": "ftis.records.trackers.trackio",
 }
 """``report_to`` -> ``f(project, run, directory) -> Tracker``; see :mod:`ftis.records.trackers`."""
 

@@ -51,15 +51,26 @@ def open_trackers(names: Sequence[str], project: str, run: str, directory: Path)
     return [look_up(name, "report_to", TRACKERS)(project, run, directory) for name in names]
 
 
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+
+
+def package(name: str) -> Any:
+    """The module of a built-in tracker.
+
+    Raises:
+        RecipeError: it is not installed.
+    """
+    try:
+        return importlib.import_module(MODULES[name])
+    except ImportError:
+        raise RecipeError(f"report_to: {name} is not installed; run pip install {extra(name)}") from None
+
+
 class TensorBoard:
     """Event files in ``<directory>/tensorboard``."""
 
-    @staticmethod
-    def package() -> Any:
-        return _import("torch.utils.tensorboard", "tensorboard")
-
     def __init__(self, project: str, run: str, directory: Path) -> None:
-        self._writer = self.package().SummaryWriter(str(directory / "tensorboard"))
+        self._writer = package("tensorboard").SummaryWriter(str(directory / "tensorboard"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -69,33 +80,14 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
-    """A run of Weights & Biases."""
+class OfPackage:
+    """A run of Weights & Biases or of Trackio.
 
-    @staticmethod
-    def package() -> Any:
-        return _import("wandb", "wandb")
+    It is fed by itself: the package's own log and finish are of whichever run began last, and peers share a process.
+    """
 
-    def __init__(self, project: str, run: str, directory: Path) -> None:
-        self._run = self.package().init(project=project, name=run, dir=str(directory), reinit="create_new")
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def finish(self) -> None:
-        self._run.finish()
-
-
-class Trackio:
-    """A run of Trackio."""
-
-    @staticmethod
-    def package() -> Any:
-        return _import("trackio", "trackio")
-
-    def __init__(self, project: str, run: str, directory: Path) -> None:
-        # Not the module's own log and finish: those are of whichever run began last, and peers share a process.
-        self._run = self.package().init(project=project, name=run)
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -104,8 +96,9 @@ class Trackio:
         self._run.finish()
 
 
-def _import(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise RecipeError(f"report_to: {name} is not installed; run pip install {extra(name)}") from None
+def wandb(project: str, run: str, directory: Path) -> OfPackage:
+    return OfPackage(package("wandb").init(project=project, name=run, dir=str(directory), reinit="create_new"))
+
+
+def trackio(project: str, run: str, directory: Path) -> OfPackage:
+    return OfPackage(package("trackio").init(project=project, name=run))

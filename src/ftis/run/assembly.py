@@ -21,6 +21,7 @@ from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.recipe.own_code import staying
+from ftis.records.trackers import package
 from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
@@ -54,9 +55,9 @@ def check_names(recipe: Recipe) -> None:
     if recipe.sampling.sampler == "vllm":
         vllm.require_installed(recipe.sampling.options)
     for tracker in recipe.report_to:
-        found = look_up(tracker, "report_to", TRACKERS)
+        look_up(tracker, "report_to", TRACKERS)
         if tracker in TRACKERS:
-            found.package()
+            package(tracker)
 
 
 def assemble(
