@@ -4,8 +4,8 @@
     python benchmarks/first_reward.py models/smollm2-135m --train 3
 
 Sums of two digits, for two peers of one model, in full and through LoRA. Each model is tried with the default prompt
-and with the parts of recipes that preflight prints where a default earns nothing: 4 completions a group, of at most 32
-tokens. Both peers are the same untrained model, so a row has twice the groups. ``--train N`` then trains with the part
+and with two easier formats; preflight prints the first where a default earns nothing. 4 completions a group, of at most
+32 tokens. Both peers are the same untrained model, so a row has twice the groups. ``--train N`` trains with the part
 that gives the most groups signal: twelve rounds of 12 prompts by 8 completions of at most 24 tokens, under seeds 0 to
 N − 1, beginning with ``--rates`` in full and through LoRA. It says what the peers solve of 40 problems before and
 after. ``sampling_cost`` are seconds to sample a rollout over seconds to train on one, by peer. The last line is one
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ftis.check.advice import WITH_EXAMPLES, WITHOUT_TAGS
+from ftis.check.advice import WITH_EXAMPLES
 from ftis.check.preflight import Sounding, preflight
 from ftis.comparison.summary import summarise
 from ftis.recipe.arms import arms_of, run_directory
@@ -66,8 +66,15 @@ lr_scheduler_type = "linear"
 """
 
 
+WITHOUT_TAGS = """
+  [prompt]
+  system_prompt = ""
+  template = "{question} Give only the number."
+  [reward]
+  extract = "last_number"
+"""
 EASY_FORMATS = {"with examples": WITH_EXAMPLES, "without tags": WITHOUT_TAGS}
-"""The parts of recipes that preflight prints."""
+"""The part of a recipe that preflight prints, and another."""
 
 
 def recipe_text(model: str, part: str, **values: Any) -> str:

@@ -19,7 +19,7 @@ from conftest import TinyModelDir
 from rich.console import Console
 
 from ftis.check import preflight as preflight_module
-from ftis.check.advice import advice, easy_formats
+from ftis.check.advice import advice, easy_format
 from ftis.check.plan import about_reward, rate_advice, without_effect
 from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.config import PeerConfig, Recipe, RewardConfig
@@ -46,7 +46,6 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "formats": None,
         "answers": None,
         "unfinished": 0,
-        "instruct": True,
         "example": None,
         "parameters": 2 * 10**9,
         "groups_a_round": 16,
@@ -75,53 +74,41 @@ NONE = [[0.0] * 4] * 4
 SOME = [[0.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 3
 FORMATS, MIXED = [[0.2] * 4] * 4, [[0.2, 0.2, 0.2, 0.0]] * 4
 """Rewards of ``WEIGHED`` where all formats, or three of four, and no answers are right."""
+SHOWN = {"chat_template": "never", "examples": [{"question": "1 + 1", "completion": "2"}]}
+
+
+ADVICE: list[tuple[Sounding, RewardConfig, list[str]]] = [
+    (sounding(SOME, formats=0), TAGS, []),
+    (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
+    (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
+    (sounding(NONE, formats=0, example=("q", "a")), TAGS, ['(reward.extract = "boxed") and ask']),
+    (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
+    (sounding(NONE, formats=16), TAGS, ["0 of 16 completions earn a reward: give easier problems (task"]),
+    (sounding(NONE), TAGS, ["or raise sampling.num_generations, as below"]),
+    (sounding(NONE, formats=16, answers=0), TAGS, ["0 of 16 answers are right: give easier problems"]),
+    (sounding(MIXED, formats=12, answers=0), WEIGHED, ["learned is the format alone: give easier problems"]),
+    (sounding(MIXED, formats=12, answers=0), RewardConfig(format_weight=0.2, partial_credit=True), []),
+    (sounding(MIXED, formats=12, answers=0), RewardConfig(format_weight=1.0), []),
+    (sounding([[0.2, 1.0]] + [[0.2] * 4] * 4, formats=18, answers=1), WEIGHED, ["or raise sampling.num_generations"]),
+    (sounding([[0.8] * 4] * 4, formats=0, answers=16), WEIGHED, ["the format is right in 0 of 16 completions"]),
+    (sounding([[0.95] * 4] * 4, formats=16, answers=0), RewardConfig(format_weight=0.95), ["0 of 16 answers"]),
+    (sounding([[1.0] * 4] * 4, formats=16), TAGS, ["give harder problems"]),
+    (sounding([[1.0] * 4, [0.0] * 4]), TAGS, ["about 0 of a round's 16 groups carry signal, in the others"]),
+    (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, []),
+    (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
+    (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
+]
 
 
 def test_advice() -> None:
-    cases: list[Any] = [
-        (sounding(SOME, formats=16), TAGS, []),
-        (sounding(SOME, formats=0), TAGS, []),
-        (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
-        (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
-        (sounding(NONE, formats=0, example=("q", "a")), TAGS, ['(reward.extract = "boxed") and ask']),
-        (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
-        (sounding(NONE, formats=16), TAGS, ["0 of 16 completions earn a reward: give easier problems (task"]),
-        (sounding(NONE), TAGS, ["or raise sampling.num_generations, as below"]),
-        (sounding(NONE, formats=16, answers=0), TAGS, ["0 of 16 answers are right: give easier problems"]),
-        (sounding(FORMATS, formats=16, answers=0), WEIGHED, ["0 of 16 answers are right: give easier problems"]),
-        (sounding(MIXED, formats=12, answers=0), WEIGHED, ["learned is the format alone: give easier problems"]),
-        (sounding(MIXED, formats=12, answers=0), RewardConfig(format_weight=0.2, partial_credit=True), []),
-        (sounding(MIXED, formats=12, answers=0), RewardConfig(format_weight=1.0), []),
-        (sounding([[0.2, 1.0, 0.2, 0.2]] * 4, formats=16, answers=4), WEIGHED, []),
-        (
-            sounding([[0.2, 1.0, 0.2, 0.2]] + [[0.2] * 4] * 4, formats=20, answers=1),
-            WEIGHED,
-            ["1 of 20 answers are right: give easier problems"],
-        ),
-        (
-            sounding([[1.0] * 4] + [[0.2] * 4] * 3, formats=16, answers=4),
-            WEIGHED,
-            ["about 0 of a round's 16 groups carry signal"],
-        ),
-        (sounding([[0.95] * 4] * 4, formats=16, answers=0), RewardConfig(format_weight=0.95), ["0 of 16 answers"]),
-        (sounding([[0.8] * 4] * 4, formats=0, answers=16), WEIGHED, ["the format is right in 0 of 16 completions"]),
-        (sounding([[1.0] * 4] * 4, formats=16), TAGS, ["give harder problems"]),
-        (
-            sounding([[1.0] * 4, [0.0] * 4]),
-            TAGS,
-            ["about 0 of a round's 16 groups carry signal, in the others all rewards are equal: raise sampling."],
-        ),
-        (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, []),
-        (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),
-        (sounding(NONE, formats=0, unfinished=16), TAGS, ["the format is right in 0", "16 of 16 completions do not"]),
-    ]
-    for looked, reward, said in cases:
+    for looked, reward, said in ADVICE:
         found = advice(looked, plain_recipe(reward=reward.model_dump()))
-        assert len(found) == len(said)
         assert all(part in line for part, line in zip(said, found, strict=True)), (said, found)
-    (said,) = advice(sounding(SOME, unfinished=9), plain_recipe(sampling={"stop": ["\n"]}))
-    assert "prompt.examples how they end" in said
-    assert "sampling.stop" not in said
+    (said_with_stop,) = advice(sounding(SOME, unfinished=9), plain_recipe(sampling={"stop": ["\n"]}))
+    assert "prompt.examples how they end" in said_with_stop
+    taken = {"mode": "horizontal", "max_foreign_rollouts": 12}  # fewer than a group of twice the completions
+    (found,) = advice(sounding([[1.0] * 4, [0.0] * 4]), plain_recipe(training=taken))
+    assert "give other problems" in found
 
 
 def test_advice_for_an_environment_is_about_its_episodes() -> None:
@@ -156,21 +143,17 @@ def raises(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("jsonl", [False, True])
-@pytest.mark.parametrize("horizontal", [False, True])
-def test_what_is_advised_is_what_training_takes(own: bool, jsonl: bool, horizontal: bool, tmp_path: Path) -> None:
-    """Keys named in any advice can be set in this recipe, and change something."""
+def test_what_is_advised_has_an_effect(own: bool, jsonl: bool, tmp_path: Path) -> None:
+    """Options of the task only if it has some that make it easier; parts of recipes only for the built-in reward."""
     for split in ("train", "validation"):
         rows = [json.dumps({"question": f"{split} {n}", "answer": f"{n}"}) for n in range(9)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
     task = {"name": "jsonl", "path": str(tmp_path)} if jsonl else {"name": "clock"}
-    reward = {"function": "test_preflight.lengths"} if own else {}
-    recipe = plain_recipe(task=task, reward=reward, training={"mode": "horizontal" if horizontal else "vertical"})
+    recipe = plain_recipe(task=task, reward={"function": "test_preflight.lengths"} if own else {})
     outcomes = [sounding(NONE, formats=None if own else formats, answers=None if own else 0) for formats in (0, 16)]
-    outcomes += [sounding([[1.0] * 4, [0.0] * 4]), sounding(SOME, unfinished=16)]
-    said = " ".join(line for one in outcomes for line in [*advice(one, recipe), *easy_formats([one], recipe)])
-    assert ("task.options" in said) == (not jsonl)
-    assert ("reward.extract" in said or "[reward]" in said) == (not own)
-    assert "sampling.num_generations" in said
+    said = " ".join(line for one in outcomes for line in advice(one, recipe)) + easy_format(recipe, None)
+    assert ("task.options.operators = 1" in said) == (not jsonl)
+    assert [part in said for part in ("reward.extract", "[reward]", "as below")] == [not own] * 3
 
 
 def test_a_reward_that_cannot_teach_is_told_before_the_run() -> None:
@@ -186,20 +169,26 @@ def test_a_reward_that_cannot_teach_is_told_before_the_run() -> None:
             about_reward(recipe, load_task(recipe.task))
 
 
-def test_advice_leaves_out_what_the_recipe_has() -> None:
-    examples = [{"question": "1 + 1", "completion": "2"}]
-    parts = ["show worked ones in", "show the worked ones", '(prompt.chat_template = "never"', "as below"]
-    cases: list[Any] = [
-        ({}, [0, 2, 3]),
-        ({"examples": examples}, [1, 2, 3]),
-        ({"chat_template": "never"}, [0, 3]),
-        ({"chat_template": "never", "examples": examples}, []),
-    ]
-    for prompt, said in cases:
-        looked = sounding(FORMATS, formats=16, answers=0)
-        (found,) = advice(looked, plain_recipe(reward=WEIGHED.model_dump(), prompt=prompt))
-        assert "give easier problems (task.options.operators = 1)" in found
-        assert [n for n, part in enumerate(parts) if part in found] == said
+@pytest.mark.parametrize(
+    ("prompt", "reward", "shown", "below"),
+    [
+        ({}, {}, True, True),
+        ({"chat_template": "never"}, {}, True, True),
+        (SHOWN, {}, False, True),
+        (SHOWN | {"system_prompt": ""}, {"extract": "boxed"}, False, True),
+        (SHOWN | {"system_prompt": ""}, {"extract": "last_number"}, False, False),
+    ],
+)
+def test_advice_leaves_out_what_the_recipe_has(
+    prompt: dict[str, Any], reward: dict[str, Any], shown: bool, below: bool
+) -> None:
+    recipe = plain_recipe(reward={"format_weight": 0.2, **reward}, prompt=prompt)
+    (found,) = advice(sounding(FORMATS, formats=16, answers=0), recipe)
+    assert "give easier problems (task.options.operators = 1)" in found
+    assert ("show worked ones" in found, "as below" in found) == (shown, below)
+    assert bool(easy_format(recipe, None)) == below
+    assert ("how in plain text" in shown_of([sounding(FORMATS, formats=16, answers=0)], recipe)) == below
+    assert "how in plain text" not in shown_of([sounding(SOME)], recipe)
 
 
 def test_a_rate_that_does_not_fit_a_model_is_told() -> None:
@@ -268,10 +257,10 @@ def test_seconds_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
         keys = {"name": "m", "task": {"name": "clock"}, "processes": processes, "training": {"rounds": 10}}
         recipe = parse({**keys, "peers": peers}, where="test")
         looked = [sounding(SOME, peer=peer["name"], seconds_to_sample=0.5, seconds_to_learn=1.5) for peer in peers]
-        assert f"10 rounds of all peers, {told}\n" in shown(looked, recipe)
+        assert f"10 rounds of all peers, {told}\n" in shown_of(looked, recipe)
 
 
-def shown(looked: list[Sounding], recipe: Recipe) -> str:
+def shown_of(looked: list[Sounding], recipe: Recipe) -> str:
     out = io.StringIO()
     print_soundings(looked, recipe, Console(file=out, width=400))
     return out.getvalue()
@@ -279,53 +268,26 @@ def shown(looked: list[Sounding], recipe: Recipe) -> str:
 
 def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
     recipe = parse(document(tiny_model_dir()), where="test")
-    said = shown([sounding(SOME, parameters=1000), sounding(SOME, peer="b")], recipe)
+    said = shown_of([sounding(SOME, parameters=1000), sounding(SOME, peer="b")], recipe)
     for peer in "ab":
         assert f"{peer}: one checkpoint of 1 MB" in said  # 5 rounds, saved every 10
     assert "a, b: 25% of 4 groups carry signal (1% to 81% of all, by a 95% interval)" in said  # of both, and once
     assert "b: the learning rate is 1e-06, and LoRA wants" in said
     assert "a: the learning rate" not in said
     assert "4 groups say little" in said
-    assert "little" not in shown([sounding(SOME * 2)], recipe)
-    assert "100% of 8 groups carry signal (63% to 100%" in shown([sounding([[0.0, 1.0]] * 8)], recipe)
-    assert "little to learn from" in shown([sounding(NONE * 2 + SOME, answers=1)], recipe)
-    apart = shown([sounding(NONE, formats=0), sounding(SOME, peer="b")], recipe)
+    assert "little" not in shown_of([sounding(SOME * 2)], recipe)
+    assert "100% of 8 groups carry signal (63% to 100%" in shown_of([sounding([[0.0, 1.0]] * 8)], recipe)
+    assert "little to learn from" in shown_of([sounding(NONE * 2 + SOME, answers=1)], recipe)
+    apart = shown_of([sounding(NONE, formats=0), sounding(SOME, peer="b")], recipe)
     assert "a: in none of 4 groups" in apart
     assert "b: 25% of 4 groups" in apart
     assert "shorter" not in said
     slow = sounding(SOME * 2, seconds_to_learn=LONG / recipe.training.rounds)
-    assert "a run is shorter with fewer training.rounds" in shown([slow], recipe)
+    assert "a run is shorter with fewer training.rounds" in shown_of([slow], recipe)
     halves = [sounding(SOME * 2, peer=peer, seconds_to_learn=0.6 * LONG / recipe.training.rounds) for peer in "ab"]
     in_turns = recipe.model_copy(update={"processes": "inline"})
-    assert "a run is shorter" in shown(halves, in_turns)
-    assert "shorter" not in shown(halves, recipe.model_copy(update={"processes": "parallel"}))
-
-
-def test_advice_that_a_recipe_follows_is_not_given_again(tiny_model_dir: TinyModelDir) -> None:
-    number, plain = {"extract": "last_number"}, {"system_prompt": ""}
-    has_all = {**plain, "chat_template": "never", "examples": [{"question": "1 + 1 =", "completion": " 2"}]}
-    cases: list[Any] = [
-        ({}, True, ["shown", "or"]),
-        ({}, False, ["shown"]),
-        ({"prompt": plain, "reward": number}, True, ["shown"]),
-        ({"prompt": {"system_prompt": "Be brief."}, "reward": number}, True, ["shown", "or"]),
-        ({"prompt": plain, "reward": {"extract": "boxed"}}, True, ["shown", "or"]),
-        ({"prompt": has_all, "reward": number}, True, []),
-    ]
-    for sections, instruct, parts in cases:
-        recipe = parse(document(tiny_model_dir(), **sections), where="test")
-        parts_said = easy_formats([sounding(NONE, answers=0, instruct=instruct)], recipe)
-        assert [part.split()[0].strip(",") for part in parts_said] == parts
-        assert "how in plain text" not in shown([sounding(SOME)], recipe)
-    for compared, answer, times in (
-        ("exact", "auto", 2),
-        ("math", "auto", 2),
-        ("number", "auto", 0),
-        ("math", "math", 0),
-    ):
-        recipe = parse(document(tiny_model_dir(), reward={"answer": answer}), where="test")
-        looked = sounding(NONE, formats=0, compared=compared)
-        assert shown([looked], recipe).count('extract = "last_number"\n  answer = "number"\n') == times
+    assert "a run is shorter" in shown_of(halves, in_turns)
+    assert "shorter" not in shown_of(halves, recipe.model_copy(update={"processes": "parallel"}))
 
 
 def test_the_lines_advised_make_a_recipe_that_can_earn(tiny_model_dir: TinyModelDir) -> None:
@@ -341,20 +303,17 @@ def test_the_lines_advised_make_a_recipe_that_can_earn(tiny_model_dir: TinyModel
     for kind, answers, extract in cases:
         task = make_task("t", [(f'What {i}, "then"?', answer, {}) for i, answer in enumerate(answers)], [], kind)
         before = parse(document(tiny_model_dir()), where="test")
-        looked = sounding(NONE, formats=0, compared=kind, example=example_to_show(task, before))
-        parts = easy_formats([looked], before)
-        assert len(parts) == (2 if extract == "last_number" else 1)
-        for lines in (part.partition("\n")[2] for part in parts):
-            recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)), where="test")
-            assert recipe.reward.extract == extract
-            score = load_scorer(recipe.reward, recipe.prompt, kind)
-            require_rewardable(score, [problem for problem in task.train if problem.answer], "problem")
-            if extract == "boxed":
-                (example,) = recipe.prompt.examples
-                assert example.completion.startswith(recipe.prompt.prefill)
-                assert not any(end in example.completion for end in recipe.sampling.stop)
-                (shown,) = [problem for problem in task.train if problem.question == example.question]
-                assert graded(example.completion, shown.answer, kind, extract="boxed") == (True, 1.0)
+        lines = easy_format(before, example_to_show(task, before)).partition("\n")[2]
+        recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)), where="test")
+        assert recipe.reward.extract == extract
+        score = load_scorer(recipe.reward, recipe.prompt, kind)
+        require_rewardable(score, [problem for problem in task.train if problem.answer], "problem")
+        if extract == "boxed":
+            (example,) = recipe.prompt.examples
+            assert example.completion.startswith(recipe.prompt.prefill)
+            assert not any(end in example.completion for end in recipe.sampling.stop)
+            (problem,) = [problem for problem in task.train if problem.question == example.question]
+            assert graded(example.completion, problem.answer, kind, extract="boxed") == (True, 1.0)
 
 
 def document(model: Path, **sections: Any) -> dict[str, Any]:
@@ -471,7 +430,9 @@ def test_a_filter_that_short_completions_do_not_reach_is_told(
     looked = sound(recipe, "a", 1, tmp_path / "a")
     assert 1 <= looked.mean_length <= recipe.sampling.max_completion_length
     assert looked.idle_filter == idle
-    assert ("tokens hardly come to 50 nats of KL, so the filter drops nothing" in shown([looked], recipe)) == bool(idle)
+    assert ("tokens hardly come to 50 nats of KL, so the filter drops nothing" in shown_of([looked], recipe)) == bool(
+        idle
+    )
     alone = sound(recipe.of_swarm({"a"}), "a", 1, tmp_path / "alone")
     assert alone.idle_filter is None
 

@@ -264,7 +264,6 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str]
         unfinished=_unfinished(peer, tried),
         groups_a_round=trained // swarm.sampling.num_generations,
         compared=None if answers is None else kind_of_answers(swarm.reward, peer.member.task.answer_kind),
-        instruct=peer.policy.tokenizer.chat_template is not None,
         example=None if answers is None else example,
     )
 

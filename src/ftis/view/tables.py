@@ -11,7 +11,7 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from ftis.check.advice import BELOW, advice, easy_formats, verdict
+from ftis.check.advice import BELOW, advice, easy_format, verdict
 from ftis.check.estimate import checkpoints_kept
 from ftis.check.formatting import counted, in_bytes, in_time, number, seconds_text, visible
 from ftis.check.plan import rate_advice
@@ -131,11 +131,9 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         for question, completion, reward in one.samples:
             shown = Text(f"{one.peer}, reward {reward:g}: ", style="bold")
             console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
-    advised: list[Sounding] = []
     peers_of: dict[str, list[str]] = {}
     for one in soundings:
         changes = advice(one, recipe)
-        advised += [one] if any(line.endswith(BELOW) for line in changes) else []
         if one.idle_filter is not None:
             changes.append(
                 f"completions of {one.mean_length:.0f} tokens hardly come to {one.idle_filter:g} nats of KL, so the "
@@ -145,8 +143,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             peers_of.setdefault(line, []).append(one.peer)
     for line, peers in peers_of.items():
         say(f"{', '.join(peers)}: {line}")
-    for part in easy_formats(advised, recipe):
-        console.print(part, end="", highlight=False, markup=False)
+    if any(line.endswith(BELOW) for line in peers_of):
+        console.print(easy_format(recipe, soundings[0].example), end="", highlight=False, markup=False)
 
 
 def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.table.Table:
