@@ -25,7 +25,7 @@ from ftis.comparison.results import differences_of, finals, mean_finals, over_se
 from ftis.comparison.summary import accuracy_is
 from ftis.recipe.arms import Arm, RunError, arms_of, rollouts_per_round
 from ftis.records.files import write_json
-from ftis.records.reading import VALIDATION, PeerRun, Study, read_study
+from ftis.records.reading import VALIDATION, PeerRun, Study, own_seconds, read_study
 from research import commands
 
 FEWEST_SIZES = 3
@@ -275,7 +275,7 @@ def _size(study: Study, arm: Arm, alone: str, against: Mapping[tuple[str, str], 
         "final": over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, VALIDATION, arm.name), strict=True))),
         "against_alone": against.get((arm.name, alone)),
         "gains": _gains(study, arm.name, alone),
-        "seconds": of_a_peer(lambda run: run.own_seconds.total),
+        "seconds": of_a_peer(lambda run: sum(own_seconds(run.rounds).values())),
         "bytes_sent": of_a_peer(lambda run: run.bytes_sent),
         "bytes_received": of_a_peer(lambda run: run.bytes_received),
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import ge
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -56,7 +56,7 @@ def estimate(arms: Sequence[Arm]) -> list[str]:
     lines += itertools.starmap(_of_peer, largest.values())
     if largest:
         lines += [
-            _together(arms, largest)[0],
+            _together(arms, largest),
             *_moving(arms[0].recipe, [(p, memory) for p, _, memory in largest.values()]),
         ]
     swarms = [swarm for arm in arms for swarm in arm.swarms if len(swarm.peers) > 1]
@@ -80,27 +80,10 @@ def _offered(swarm: Recipe) -> int:
     return largest_message(tokens, rollouts, prompts, longest, swarm.exchange == "text")
 
 
-class Totals(NamedTuple):
-    """The needs of all peers of some arms together.
-
-    Attributes:
-        lines: the one of :func:`estimate` about memory and disk, and those about its gaps.
-        likely: bytes of memory; 0 if unknown.
-        free: bytes where they run; 0 if unknown.
-    """
-
-    lines: list[str]
-    likely: int
-    free: int
-
-
-def totals(arms: Sequence[Arm]) -> Totals:
-    """The needs of all peers of these arms together."""
+def totals(arms: Sequence[Arm]) -> list[str]:
+    """The line of :func:`estimate` about memory and disk of all peers together, and those about its gaps."""
     largest, lines = _largest(arms)
-    if not largest:
-        return Totals(lines, 0, 0)
-    line, likely, free = _together(arms, largest)
-    return Totals([*lines, line], likely, free)
+    return [*lines, _together(arms, largest)] if largest else lines
 
 
 def _largest(arms: Sequence[Arm]) -> tuple[dict[str, tuple[PeerConfig, Shape, Memory]], list[str]]:
@@ -134,8 +117,8 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
     )
 
 
-def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> tuple[str, int, int]:
-    """A line on the memory of all peers at work at a time and the disk of all arms; the likely and the free bytes."""
+def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> str:
+    """Memory of all peers at work at a time, and disk of all arms."""
     memories = [(peer, memory) for peer, _, memory in examined.values()]
     most, size, how = _at_a_time(arms, memories)
     where, free = _left_for([peer for peer, _ in memories])
@@ -147,14 +130,13 @@ def _together(arms: Sequence[Arm], examined: Mapping[str, tuple[PeerConfig, Shap
     checkpoint = sum(checkpoint_bytes(peer, shape.parameters, shape.trained) for peer, shape, _ in examined.values())
     saved = [checkpoints_at_once(arm.recipe.training) for arm in arms]
     on_disk = checkpoint * sum(saved)
-    line = (
+    return (
         f"together: at most {in_bytes(most)} of memory {how}, likely {in_bytes(size)}{above}, and "
         f"{in_bytes(on_disk)} of disk for "
         f"{counted(max(saved), 'checkpoint')} of each"
         + (f" in {len(arms)} arms" if len(arms) > 1 else "")
         + too_much_for(arms[0].recipe.output_dir, on_disk)
     )
-    return line, size, free
 
 
 def _at_a_time(arms: Sequence[Arm], memories: Sequence[tuple[PeerConfig, Memory]]) -> tuple[int, int, str]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ftis.recipe.arms import Arm, rollouts_per_round
-from ftis.records.reading import PeerRun, Study
+from ftis.records.reading import PeerRun, Study, own_seconds
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def mean_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
-    planned, own = round_budget(arm), peer.own_seconds
+    planned, own = round_budget(arm), own_seconds(peer.rounds)
     generated, trained = (float(len(peer.rounds) * each) for each in (planned.generated, planned.trained))
     admitted = [(name, of["admitted"]) for row in peer.rounds for name, of in row.by_peer.items() if "admitted" in of]
     if arm.config.collaborate and admitted:  # some of the others' may not have come, and its share may be another
@@ -94,9 +94,7 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
         "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,
-        "seconds": own.total,
-        "seconds_sampling": own.sampling,
-        "seconds_exchange": own.exchange,
-        "seconds_training": own.training,
+        "seconds": sum(own.values()),
+        **{f"seconds_{part}": seconds for part, seconds in own.items()},
         "seconds_waited": peer.total("time/wait"),
     }

@@ -9,7 +9,7 @@ from typing import Any
 from ftis.config import Recipe, TrainingConfig
 from ftis.recipe.arms import arms_of
 from ftis.records.files import write_json
-from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, read_run
+from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, own_seconds, read_run
 from ftis.rewards.scoring import is_graded
 
 
@@ -60,7 +60,7 @@ def _of_peer(peer: PeerRun, training: TrainingConfig) -> dict[str, Any]:
         "step": peer.step,
         "best_step": best,
         "model_step": best if best and training.load_best_model_at_end else peer.step,
-        "seconds": peer.own_seconds.total,
+        "seconds": sum(own_seconds(peer.rounds).values()),
         "seconds_waited": peer.total("time/wait"),
         "reward": last.get("reward", 0.0),
         "tokens_sampled": last.get("tokens_sampled", 0),

@@ -10,7 +10,7 @@ Everywhere else a step is an optimiser's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -153,11 +153,11 @@ STAGES = {"sampling": ("sample", "exchange"), "waiting": ("wait",), "learning": 
 """The states of a peer in a round, each with its stages of metrics.jsonl. Between rounds a peer is evaluating."""
 
 
-def seconds_by_stage(*rounds: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds in each state of :data:`STAGES`, over the metrics of some rounds."""
+def seconds_by_stage(*rounds: Mapping[str, Any], states: Mapping[str, Sequence[str]] = STAGES) -> dict[str, float]:
+    """Seconds in each state, over the metrics of some rounds."""
     return {
         name: float(sum(metrics.get(f"time/{stage}") or 0 for metrics in rounds for stage in stages))
-        for name, stages in STAGES.items()
+        for name, stages in states.items()
     }
 
 

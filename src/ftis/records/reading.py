@@ -10,7 +10,7 @@ Reading loads no model, imports nothing that a record names, and changes nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,9 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import Recipe
-from ftis.metric_keys import NO_NUMBERS, by_peer
+from ftis.metric_keys import NO_NUMBERS, by_peer, peer_key
 from ftis.recipe.arms import Arm, arm_configs
+from ftis.records.events import seconds_by_stage
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import RECIPE, Plan, provenances, read_plan
@@ -104,32 +105,13 @@ def _require(line: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str)
             raise TypeError(f"{key} is {line[key]!r}")
 
 
-@dataclass(frozen=True)
-class OwnSeconds:
-    """Seconds of a peer's own work over some rounds, without evaluation and without waiting for the others.
+OWN_WORK = {"sampling": ("sample",), "exchange": ("exchange", "admit"), "training": ("logp", "update")}
+"""A peer's own work, without evaluation and without waiting for the others, each part with its stages."""
 
-    Attributes:
-        sampling: sampling its own rollouts, and their rewards.
-        exchange: writing its own message, reading and judging the others'.
-        training: log-probabilities and the update.
-    """
 
-    sampling: float
-    exchange: float
-    training: float
-
-    @property
-    def total(self) -> float:
-        return self.sampling + self.exchange + self.training
-
-    @staticmethod
-    def over(rounds: Sequence[RoundRow]) -> OwnSeconds:
-        """The sum over rounds."""
-
-        def total(*stages: str) -> float:
-            return float(sum(row.measures.get(f"time/{stage}", 0) for row in rounds for stage in stages))
-
-        return OwnSeconds(total("sample"), total("exchange", "admit"), total("logp", "update"))
+def own_seconds(rounds: Iterable[RoundRow]) -> dict[str, float]:
+    """Seconds of each part of a peer's own work over some rounds."""
+    return seconds_by_stage(*(row.measures for row in rounds), states=OWN_WORK)
 
 
 class PeerRun:
@@ -240,11 +222,6 @@ class PeerRun:
         """Whether it collaborated and used no foreign rollout in any round, though a round could have."""
         return self.total("without_foreign") > 0 and not self.total("foreign_used")
 
-    @property
-    def own_seconds(self) -> OwnSeconds:
-        """Seconds of its own work in all rounds."""
-        return OwnSeconds.over(self.rounds)
-
     def spent_by(self, step: int) -> tuple[int | None, float | None]:
         """Tokens that it sampled and seconds of its own work in its first ``step`` rounds.
 
@@ -254,7 +231,7 @@ class PeerRun:
             seconds = 0.0
             self._spent[0] = (0, seconds)
             for row, n in self.standing_for():
-                seconds += n * OwnSeconds.over([row]).total
+                seconds += n * sum(own_seconds([row]).values())
                 self._spent[row.step] = (row.measures.get("tokens_sampled", 0), seconds)
         if self.thinned:
             step = max((known for known in self._spent if known <= step), default=0)
@@ -263,7 +240,7 @@ class PeerRun:
     @property
     def bytes_sent(self) -> int:
         """Bytes that the peer offered to each of the others, over all rounds."""
-        return sum(n * row.by_peer.get(self.name, {}).get("bytes", 0) for row, n in self.standing_for())
+        return int(self.total(peer_key(self.name, "bytes")))
 
     @property
     def bytes_received(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from ftis.check.formatting import amount, counted, seconds_text
 from ftis.records.events import seconds_by_stage
 from ftis.records.pairs import ArmRounds
-from ftis.records.reading import VALIDATION, ArmOfRun, OwnSeconds, PeerRun, RoundRow, Study
+from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
 from ftis.records.standing import reward_means, standings
 from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
@@ -126,9 +126,8 @@ def spent_table(arm: ArmOfRun) -> Cost | None:
         if not peer.rounds:
             continue
         lately = peer.rounds[-LATELY:]
-        own, n = OwnSeconds.over(lately), len(lately)
         stages = seconds_by_stage(*(row.measures for row in lately))
-        each = [seconds_text(of / n) for of in (own.sampling, own.exchange, own.training, stages["waiting"])]
+        each = [seconds_text(of / len(lately)) for of in (*own_seconds(lately).values(), stages["waiting"])]
         tokens = amount(lately[-1].measures.get("tokens_sampled"))
         moved = (_megabytes(peer.bytes_sent), _megabytes(peer.bytes_received))
         evaluating = sum(of.seconds for of in peer.evaluations if of.step >= lately[0].step)
