@@ -16,19 +16,6 @@ from ftis.guards.falls import GAPS, STAKES, TIMES, FallTest, shortest_window
 UNIT = st.floats(0, 1)
 
 
-def one(groups: int) -> int:
-    return 1
-
-
-def two(groups: int) -> int:
-    return 2
-
-
-def of_three_groups(groups: int) -> int:
-    """Rounds until a window has three groups, if all are like its first."""
-    return math.ceil(3 / groups)
-
-
 def scaled(margin: float, shortest: Callable[[int], int] = shortest_window) -> FallTest:
     """A test that has seen rewards of 0 and 1."""
     test = FallTest(margin, shortest)
@@ -47,7 +34,7 @@ def behind(rounds: list[list[float]], m: float, margin: float) -> float:
 
 
 def test_one_round_before_and_one_behind_by_hand() -> None:
-    test = scaled(0.5, one)
+    test = scaled(0.5, lambda groups: 1)
     test.add([[1.0, 1.0]])
     test.add([[0.0, 0.0]])
     # One of 15 pairs of window and gap holds X = 1 with μ = 1/2. The product of both factors is least
@@ -60,11 +47,11 @@ def test_one_round_before_and_one_behind_by_hand() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(UNIT, min_size=1, max_size=3), min_size=2, max_size=12), st.floats(0.05, 0.5), UNIT)
 def test_the_evidence_is_at_most_the_formula_at_every_mean(rounds: list[list[float]], margin: float, m: float) -> None:
-    """A window's length follows from the groups of its first round."""
-    test = scaled(margin, of_three_groups)
+    """A window's length follows from the groups of its first round: it has three, if all its rounds are alike."""
+    test = scaled(margin, lambda groups: math.ceil(3 / groups))
     for means in rounds:
         test.add([[x] for x in means])
-    shortest = [of_three_groups(len(means)) for means in rounds]
+    shortest = [math.ceil(3 / len(means)) for means in rounds]
     lately = [np.concatenate(rounds[max(0, i + 1 - w) : i + 1]) for i, w in enumerate(shortest)]
     guesses = [0.5, *(float(np.mean(means)) for means in lately)]
     terms = [
@@ -92,46 +79,24 @@ def test_a_factor_before_the_fall_is_at_most_one_in_expectation(
     assert weights @ (1 + stake * (values - guess)) * math.exp(stake * (guess - mean)) <= 1 + 1e-9
 
 
-def rises(
-    test: FallTest,
-    rng: np.random.Generator,
-    rounds: int,
-    value: Callable[[list[float]], float],
-    size: Callable[[list[float]], int],
-) -> float:
-    """The highest evidence over a run whose expected reward and size are functions of the earlier rounds' means."""
-    means: list[float] = []
-    highest = -math.inf
-    for _ in range(rounds):
-        groups = rng.random((size(means), 3)) < value(means)
-        test.add(groups.astype(float).tolist())
-        means.append(float(groups.mean()))
-        highest = max(highest, test.nats)
-    return highest
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fall", ["at once", "after luck", "after luck, and of fewer groups then"])
 def test_a_fall_of_the_margin_is_reported_with_a_probability_of_at_most_alpha(fall: str) -> None:
-    rounds, alpha, runs = 14, 0.3, 400
-
-    def value(means: list[float]) -> float:
-        if fall == "at once":
-            return 0.9 if len(means) < 7 else 0.6
-        return 0.6 if means and max(means) > 0.95 else 0.9  # learning may depend on the rewards
-
-    def size(means: list[float]) -> int:  # shares by speed depend on what was learned
-        return 2 if "fewer" in fall and means and means[-1] > 0.8 else 4
-
-    def shortest(groups: int) -> int:
-        return 8 // groups
-
-    found = [rises(scaled(0.3, shortest), np.random.default_rng(run), rounds, value, size) for run in range(runs)]
-    alarms = sum(nats >= math.log(rounds / alpha) for nats in found)
-    assert alarms / runs <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / runs)
-    # Stronger: the evidence itself is bounded in expectation, and its highest value by the alarm's at every level.
-    for level in (0.02, 0.1):
-        assert sum(nats >= math.log(rounds / level) for nats in found) / runs <= level + 3 * math.sqrt(level / runs)
+    """At every level, though a round's expected reward and its size may depend on earlier rewards."""
+    rounds, runs, highest = 14, 400, []
+    for run in range(runs):
+        test, rng, means, most = scaled(0.3, lambda groups: 8 // groups), np.random.default_rng(run), [1.0], -math.inf
+        for round in range(rounds):
+            fell = round >= 7 if fall == "at once" else max(means[1:], default=0.0) > 0.95
+            size = 2 if "fewer" in fall and round and means[-1] > 0.8 else 4  # shares by speed depend on the learned
+            groups = rng.random((size, 3)) < (0.6 if fell else 0.9)
+            test.add(groups.astype(float).tolist())
+            means.append(float(groups.mean()))
+            most = max(most, test.nats)
+        highest.append(most)
+    for level in (0.02, 0.1, 0.3):
+        alarms = sum(nats >= math.log(rounds / level) for nats in highest)
+        assert alarms / runs <= level + 3 * math.sqrt(level * (1 - level) / runs)
 
 
 def test_a_collapse_is_found_within_a_few_rounds_and_its_place_too() -> None:
@@ -159,8 +124,7 @@ def test_a_slow_fall_from_a_short_peak_is_found() -> None:
 
 
 def test_a_restored_test_goes_on_alike() -> None:
-    rng, test = np.random.default_rng(0), scaled(0.1, two)
-    again = FallTest(0.1, two)
+    rng, test, again = np.random.default_rng(0), scaled(0.1, lambda groups: 2), FallTest(0.1, lambda groups: 2)
     for _ in range(6):
         test.add(rng.random((3, 2)).tolist())
         again.restore(json.loads(json.dumps(test.state())))
@@ -170,7 +134,7 @@ def test_a_restored_test_goes_on_alike() -> None:
 def test_rewards_of_any_scale_count_alike() -> None:
     rng = np.random.default_rng(0)
     rounds = rng.integers(0, 2, (8, 4, 3))
-    one, other = FallTest(0.1, two), FallTest(0.1, two)
+    one, other = FallTest(0.1, lambda groups: 2), FallTest(0.1, lambda groups: 2)
     for groups in [[[0, 1]], *rounds.tolist()]:
         one.add(groups)
         other.add([[3.0 * reward - 7 for reward in group] for group in groups])
@@ -182,10 +146,7 @@ def test_rewards_of_any_scale_count_alike() -> None:
 
 
 def test_a_test_without_two_rewards_waits() -> None:
-    test = FallTest(0.1, one)
-    for _ in range(3):
-        test.add([[0.0, 0.0]])
-    assert not test.rounds
-    test.add([[0.0, 1.0]])
-    test.add([[0.0, 1.0]])
-    assert test.rounds == [[0.5]]
+    test = FallTest(0.1)
+    for rewards, rounds in (([0.0, 0.0], []), ([0.0, 0.0], []), ([0.0, 1.0], []), ([0.0, 1.0], [[0.5]])):
+        test.add([rewards])
+        assert test.rounds == rounds
