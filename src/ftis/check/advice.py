@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -69,13 +70,13 @@ class Outcome:
     """
 
     peer: str
-    rewards: tuple[tuple[float, ...], ...]
+    rewards: Sequence[Sequence[float]]
     formats: int | None
     answers: int | None
     unfinished: int
     groups_a_round: int
     compared: AnswerKind | None
-    example: tuple[str, str] | None
+    example: Sequence[str] | None
 
     @property
     def completions(self) -> int:
@@ -140,7 +141,7 @@ def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
     return changes
 
 
-def easy_format(recipe: Recipe, example: tuple[str, str] | None) -> str:
+def easy_format(recipe: Recipe, example: Sequence[str] | None) -> str:
     """The part of a recipe that advice refers to, with a line before it; empty if the recipe has it already.
 
     Args:
@@ -167,7 +168,7 @@ def _shows(recipe: Recipe) -> bool:
     return bool(recipe.prompt.examples) and recipe.prompt.chat_template == "never"
 
 
-def _asks_plainly(recipe: Recipe, example: tuple[str, str] | None) -> bool:
+def _asks_plainly(recipe: Recipe, example: Sequence[str] | None) -> bool:
     extract = "boxed" if example else "last_number"
     return _shows(recipe) and not recipe.prompt.system_prompt and recipe.reward.extract == extract
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
 from ftis.check.estimate import disk_of, too_much_for
 from ftis.check.formatting import counted, in_bytes, in_time
-from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig
+from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.recipe.own_code import staying
@@ -54,20 +53,30 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     Args:
         every: all arms of the recipe. Another one may use settings that these do not.
     """
-    arms, tasks, _ = checked
-    lines = [*problems(tasks), f"{counted(arms[0].recipe.training.rounds, 'round')}, {_evaluated(arms[0])}"]
-    lines += [f"{arm.name}: {_swarms(arm)}{_exchanged(arm)}{_rounds(arm, arms[0])}; {budget(arm)}" for arm in arms]
-    if len(arms) == 1:
+    lines = _of_arms(checked)
+    if len(checked.arms) == 1:
         lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
-    return [*lines, *without_effect(every), *remarks(checked), *rates(arms)]
+    return [*lines, *without_effect(every), *remarks(checked), *rates(checked.arms)]
 
 
 def to_join(able: Ready) -> list[str]:
     """The lines before a peer joins its swarm."""
-    arm = able.own.arms[0]
-    lines = [*problems(able.own.tasks), f"{counted(arm.recipe.training.rounds, 'round')}, {_evaluated(arm)}"]
-    lines.append(f"{arm.name}: {_swarms(arm)}{_exchanged(arm)}; {budget(arm)}")
-    return [*lines, *remarks(able.own), *rates([arm])]
+    return [*_of_arms(able.own), *remarks(able.own), *rates(able.own.arms)]
+
+
+def _of_arms(checked: Checked) -> list[str]:
+    """Lines on the problems, the rounds and each arm."""
+    training = checked.arms[0].recipe.training
+    between = f", every {training.eval_every}" if 0 < training.eval_every < training.rounds else ""
+    lines = [
+        *problems(checked.tasks),
+        f"{counted(training.rounds, 'round')}, evaluated before the first{between} and after the last",
+    ]
+    for arm in checked.arms:
+        rounds = arm.recipe.training.rounds
+        other = "" if rounds == training.rounds else f" for {counted(rounds, 'round')}"
+        lines.append(f"{arm.name}: {_swarms(arm)}{_exchanged(arm)}{other}; {budget(arm)}")
+    return lines
 
 
 def compared(able: Ready) -> list[str]:
@@ -106,11 +115,6 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
     return lines
 
 
-def without_effect(arms: Sequence[Arm]) -> list[str]:
-    """Lines on an adapter's settings without an adapter, and on numbers that are compared as text."""
-    return _without_adapter(arms) + _compared_as_text(arms)
-
-
 def remarks(checked: Checked) -> list[str]:
     """The remarks on the arms' prompts, and those of :func:`about_reward`."""
     return [*checked.remarks, *about_reward(checked.arms[0].recipe, checked.tasks[0])]
@@ -119,47 +123,41 @@ def remarks(checked: Checked) -> list[str]:
 def about_reward(recipe: Recipe, task: Task) -> list[str]:
     """A line on a recipe's own reward function if its rewards of right and wrong answers cannot teach the task.
 
-    Some problems' own answers, the answers of others and an empty text are written in usual formats and scored. A
-    reward that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another
-    format. The built-in reward is checked problem by problem elsewhere.
+    A problem's own answer, that of another and an empty text are written in usual formats and scored. A reward that
+    gives right ones less has the wrong sign; one that gives all the same is constant, or reads another format. The
+    built-in reward is checked problem by problem elsewhere.
 
     Raises:
         CountError: it does not return one number for each completion. An evaluation of single completions may not
             show that.
     """
-    if is_built_in(recipe.reward) or recipe.task.environment is not None:  # which scores no answer, but an episode
+    found = [problem for problem in task.train if problem.answer.strip()]
+    if is_built_in(recipe.reward) or recipe.task.environment is not None or not found:
         return []
-    score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
-    answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))
-    more, less, seen = 0, 0, set[float]()
-    pairs = list(itertools.pairwise(answers))[:2] or [(answer, f"not {answer}") for answer in answers]
-    for answer, other in pairs:
-        problem = next(problem for problem in task.train if problem.answer == answer)
-        layouts = (*LAYOUTS, f"<{recipe.prompt.answer_tag}>%s</{recipe.prompt.answer_tag}>")
-        texts = [layout % text for layout in layouts for text in (answer, other)] + [""]
-        with staying():
-            try:
-                rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
-            except FtisError as error:
-                if isinstance(error, CountError) or isinstance(error.__cause__, SystemExit):
-                    raise
-                return [str(error)]
-        right, wrong = rewards[:-1:2], rewards[1::2]
-        more += sum(a > b for a, b in zip(right, wrong, strict=True))
-        less += sum(a < b for a, b in zip(right, wrong, strict=True))
-        seen |= set(rewards)
-    if less and not more:
+    problem, score = found[0], load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
+    other = next((one.answer for one in found if one.answer != problem.answer), f"not {problem.answer}")
+    layouts = (*LAYOUTS, f"<{recipe.prompt.answer_tag}>%s</{recipe.prompt.answer_tag}>")
+    texts = [layout % text for layout in layouts for text in (problem.answer, other)] + [""]
+    with staying():
+        try:
+            rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
+        except FtisError as error:
+            if isinstance(error, CountError) or isinstance(error.__cause__, SystemExit):
+                raise
+            return [str(error)]
+    pairs = list(zip(rewards[:-1:2], rewards[1::2], strict=True))
+    if any(right < wrong for right, wrong in pairs) and not any(right > wrong for right, wrong in pairs):
         return [f"reward.function {score.path!r} gives right answers less than wrong ones: check its sign"]
-    if len(seen) == 1:
+    if len(set(rewards)) == 1:
         return [
-            f"reward.function {score.path!r} gives {seen.pop():g} to right answers, wrong ones and an empty text: it "
+            f"reward.function {score.path!r} gives {rewards[0]:g} to right answers, wrong ones and an empty text: it "
             f"is constant, or reads none of the usual formats"
         ]
     return []
 
 
-def _without_adapter(arms: Sequence[Arm]) -> list[str]:
-    """A line for each peer with LoRA's settings that has LoRA in none of the arms."""
+def without_effect(arms: Sequence[Arm]) -> list[str]:
+    """Lines on peers with LoRA's settings that have LoRA in no arm, and on numbers that are compared as text."""
     peers = [peer for arm in arms for peer in arm.recipe.peers]
     adapted = {peer.name for peer in peers if peer.train == "lora"}
     found: dict[str, list[str]] = {}
@@ -167,23 +165,22 @@ def _without_adapter(arms: Sequence[Arm]) -> list[str]:
         keys = [key for key in OF_LORA if getattr(peer, key) != PeerConfig.model_fields[key].default]
         if peer.name not in adapted and keys:
             found.setdefault(peer.name, []).extend(keys)
-    return [
+    lines = [
         f"{name}: {', '.join(dict.fromkeys(keys))} without effect, since it has no adapter: leave out, or set "
         f'peers.{name}.train = "lora"'
         for name, keys in found.items()
     ]
+    if any(_compares_numbers_as_text(arm.recipe) for arm in arms):
+        lines.append(
+            'reward.extract = "last_number" finds numbers, and answers of a jsonl task are compared as text, so 1,000 '
+            'is not 1000: set reward.answer = "number"'
+        )
+    return lines
 
 
-def _compared_as_text(arms: Sequence[Arm]) -> list[str]:
-    """A line if numbers are read from completions, and compared with a file's answers letter by letter."""
-    for recipe in (arm.recipe for arm in arms):
-        as_text = recipe.reward.answer == "auto" and any(t.name == "jsonl" for t in (recipe.task, *recipe.ood))
-        if as_text and recipe.reward.extract == "last_number" and is_built_in(recipe.reward):
-            return [
-                'reward.extract = "last_number" finds numbers, and answers of a jsonl task are compared as text, so '
-                '1,000 is not 1000: set reward.answer = "number"'
-            ]
-    return []
+def _compares_numbers_as_text(recipe: Recipe) -> bool:
+    as_text = recipe.reward.answer == "auto" and any(t.name == "jsonl" for t in (recipe.task, *recipe.ood))
+    return as_text and recipe.reward.extract == "last_number" and is_built_in(recipe.reward)
 
 
 def problems(tasks: Sequence[Task]) -> list[str]:
@@ -199,17 +196,6 @@ def problems(tasks: Sequence[Task]) -> list[str]:
             f"be told from luck; {remedy}"
         )
     return lines
-
-
-def _evaluated(arm: Arm) -> str:
-    training: TrainingConfig = arm.recipe.training
-    between = f", every {training.eval_every}" if 0 < training.eval_every < training.rounds else ""
-    return f"evaluated before the first{between} and after the last"
-
-
-def _rounds(arm: Arm, first: Arm) -> str:
-    rounds = arm.recipe.training.rounds
-    return "" if rounds == first.recipe.training.rounds else f" for {counted(rounds, 'round')}"
 
 
 def _swarms(arm: Arm) -> str:

@@ -77,7 +77,7 @@ class Sounding(Outcome):
     peak_bytes: int
     checkpoint_bytes: int
     message_bytes: int
-    samples: tuple[tuple[str, str, float], ...]
+    samples: Sequence[tuple[str, str, float]]
     mean_length: float
     idle_filter: float | None
 
@@ -103,11 +103,11 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None,
     stop = stop or threading.Event()
     threads = threads_of(chosen.recipe, cores())  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:
-        jobs = []
-        for swarm in (one.model_copy(update={"threads": threads}) for one in chosen.swarms):
-            for peer in swarm.peers:
-                arguments = (swarm, peer.name, groups, Path(place) / peer.name)
-                jobs.append(Job(f"peer {peer.name!r}", sound_process, arguments))
+        jobs = [
+            Job(f"peer {peer.name!r}", sound_process, (swarm, peer.name, groups, Path(place) / peer.name))
+            for swarm in (one.model_copy(update={"threads": threads}) for one in chosen.swarms)
+            for peer in swarm.peers
+        ]
         if apart:
             run_jobs(jobs, 1, say, stop, remedy="lower what the recipe asks for, or give the peer another machine")
         else:
@@ -117,15 +117,7 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None,
         if stop.is_set():
             raise Stopped
         found = [Path(place) / name / "sounding.json" for name in chosen.peers]
-        return [_read(file) for file in found if file.exists()]
-
-
-def _read(file: Path) -> Sounding:
-    values = read_json(file)
-    values["rewards"] = tuple(map(tuple, values["rewards"]))
-    values["samples"] = tuple(map(tuple, values["samples"]))
-    values["example"] = values["example"] and tuple(values["example"])
-    return Sounding(**values)
+        return [Sounding(**read_json(file)) for file in found if file.exists()]
 
 
 def sound_process(swarm: Recipe, name: str, groups: int, place: Path, say: Say, stop: Stop) -> None:
