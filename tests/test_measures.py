@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftis.admission import Admission, Collected, Reason, Rejection
 from ftis.learning import Update
@@ -144,22 +146,19 @@ def test_participation_by_hand() -> None:
     assert "reward" not in peers["eve"]
 
 
-@pytest.mark.parametrize(("shares", "used", "without"), [((1, 1, 0, 0), 0, True), ((0, 0, 1, 1), 2, False)])
-def test_a_round_without_foreign_work_says_so(shares: tuple[float, ...], used: int, without: bool) -> None:
-    judged = judged_batch()
-    chosen = Chosen(torch.tensor(shares, dtype=torch.float32), tuple(None if s else "kl" for s in shares))
-    heard = RoundExchange(Collected({"bob": b""}), 0, ())
-    found = participation(judged, chosen, update_of(judged), heard, recipe_of("ada", "bob"), "ada")
-    assert (found["foreign_used"], found["without_foreign"]) == (used, without)
-
-
-def test_a_round_in_which_nobody_had_anything_to_teach_is_not_one_without_foreign_work() -> None:
+def test_a_round_without_foreign_work_says_so_unless_nobody_had_anything_to_teach() -> None:
     judged = judged_batch()
     nothing = Judged(judged.batch, torch.zeros(6), np.zeros(0, np.int64), [], None, np.zeros(0, np.float32))
-    update = Update((), (), np.zeros(0, np.int64), None)
-    heard = RoundExchange(Collected({"bob": b""}), 0, ())
-    found = participation(nothing, Chosen(torch.zeros(0), ()), update, heard, recipe_of("ada", "bob"), "ada")
-    assert (found["foreign_used"], found["without_foreign"]) == (0, False)
+    cases: list[tuple[Judged, list[float], int, bool]] = [
+        (judged, [1, 1, 0, 0], 0, True),
+        (judged, [0, 0, 1, 1], 2, False),
+        (nothing, [], 0, False),
+    ]
+    for of, shares, used, without in cases:
+        chosen = Chosen(torch.tensor(shares), tuple(None if share else "kl" for share in shares))
+        heard = RoundExchange(Collected({"bob": b""}), 0, ())
+        found = participation(of, chosen, update_of(of), heard, recipe_of("ada", "bob"), "ada")
+        assert (found["foreign_used"], found["without_foreign"]) == (used, without)
 
 
 def test_a_record_has_every_column_and_nulls_where_nothing_was_judged() -> None:
@@ -201,10 +200,9 @@ def test_order_preserved_by_hand() -> None:
     assert order_preserved(advantage[:0], keep[:0], group[:0]).pairs == 0
 
 
-def test_two_levels_of_reward_never_change_their_ranks() -> None:
-    rng = np.random.default_rng(0)
-    group = torch.from_numpy(rng.integers(0, 5, 40))
-    advantage = torch.from_numpy(np.where(rng.random(40) < 0.4, 1.2, -0.8))
-    keep = (advantage > 0) | torch.from_numpy(rng.random(40) < 0.5)
-    order = order_preserved(advantage, keep, group)
-    assert order.rank == order.pairs > order.sign > 0
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_two_levels_of_reward_never_change_their_ranks(rows: list[tuple[int, bool, bool]]) -> None:
+    """The KL filter drops only Â ≤ 0."""
+    group, right, kept = map(torch.tensor, zip(*rows, strict=True))
+    order = order_preserved(torch.where(right, 1.2, -0.8), right | kept, group)
+    assert order.rank == order.pairs >= order.sign

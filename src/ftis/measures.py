@@ -321,10 +321,6 @@ def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> Pre
         keep_N: whether a rollout is kept, bool [N].
         group_N: int [N].
     """
-    for name, value in (("keep_N", keep_N), ("group_N", group_N)):
-        if advantage_N.ndim != 1 or value.shape != advantage_N.shape:
-            shapes = f"{list(value.shape)} and {list(advantage_N.shape)}"
-            raise ValueError(f"{name} must be advantage_N's [N], got {shapes}")
     used_N = torch.where(keep_N, advantage_N, torch.zeros_like(advantage_N))
     same_sign_N = used_N.sign() == advantage_N.sign()
     by_group_N, size_G = torch.argsort(group_N, stable=True), torch.unique(group_N, return_counts=True)[1]
