@@ -44,9 +44,13 @@ def inline(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
-def test_every_command_parses_and_its_recipe_is_there() -> None:
+def test_every_command_is_one_and_its_recipe_is_there() -> None:
     found = []
+    program: Any = typer.main.get_command(app)
     for place, text in TEXTS.items():
+        if place != "CHANGELOG.md":  # which names those of earlier versions
+            for command in re.findall(r"^ftis ([a-z]+)", "\n".join(inline(text)), re.MULTILINE):
+                assert command in program.commands, f"{place}: ftis {command}"
         lines = "\n".join(blocks(text)).replace("\\\n", " ").splitlines()
         for arguments in shell_commands("\n".join(line for line in lines if re.match(r"(?:.*&& )?ftis ", line))):
             recipe = parsed(arguments).get("recipe")
@@ -54,14 +58,6 @@ def test_every_command_parses_and_its_recipe_is_there() -> None:
             if recipe is not None and Path(recipe).parts[0] in ("recipes", "research"):
                 assert (ROOT / recipe).is_file(), f"{place}: {recipe}"
     assert {"demo", "train", "join", "preflight", "eval", "report", "watch", "status", "router", "doctor"} <= set(found)
-
-
-def test_every_command_named_in_a_sentence_exists() -> None:
-    program: Any = typer.main.get_command(app)
-    for place, text in TEXTS.items():
-        if place != "CHANGELOG.md":  # which names those of earlier versions
-            for command in re.findall(r"^ftis ([a-z]+)", "\n".join(inline(text)), re.MULTILINE):
-                assert command in program.commands, f"{place}: ftis {command}"
 
 
 def test_every_make_target_script_and_module_is_there() -> None:
@@ -102,9 +98,11 @@ def unknown_keys(document: dict[str, Any]) -> list[str]:
     return missing
 
 
-def test_every_part_of_a_recipe_has_keys_that_exist() -> None:
+def test_every_block_of_a_recipe_has_keys_that_exist_and_every_block_of_python_parses() -> None:
     found = 0
     for place, text in TEXTS.items():
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            ast.parse(block)
         fenced = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
         for part in [*fenced, *(block for block in blocks(text) if re.match(r"\[+\w+", block))]:
             assert unknown_keys(tomllib.loads(part)) == [], f"{place}: {part}"
@@ -171,12 +169,6 @@ def test_the_whole_recipe_is_one() -> None:
 
 def test_every_reason_of_a_rejection_is_explained() -> None:
     assert [reason.value for reason in Reason if f"`{reason.value}`" not in TEXTS["docs/metrics.md"]] == []
-
-
-def test_every_python_block_is_python() -> None:
-    for text in TEXTS.values():
-        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-            ast.parse(block)
 
 
 def test_the_site_has_every_page_once() -> None:

@@ -24,7 +24,7 @@ from ftis.check.plan import about_reward, rate_advice, without_effect
 from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.config import PeerConfig, Recipe, RewardConfig
 from ftis.policy import Policy
-from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
+from ftis.recipe.arms import arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
 from ftis.records.events import Event, FirstGroup, Place, Sounded, Stopped
 from ftis.rewards.answers import graded, require_rewardable
@@ -104,11 +104,11 @@ def test_advice() -> None:
     for looked, reward, said in ADVICE:
         found = advice(looked, plain_recipe(reward=reward.model_dump()))
         assert all(part in line for part, line in zip(said, found, strict=True)), (said, found)
-    (said_with_stop,) = advice(sounding(SOME, unfinished=9), plain_recipe(sampling={"stop": ["\n"]}))
-    assert "prompt.examples how they end" in said_with_stop
+    (end,) = advice(sounding(SOME, unfinished=9), plain_recipe(sampling={"stop": ["\n"]}))
+    assert "prompt.examples how they end" in end
     taken = {"mode": "horizontal", "max_foreign_rollouts": 12}  # fewer than a group of twice the completions
-    (found,) = advice(sounding([[1.0] * 4, [0.0] * 4]), plain_recipe(training=taken))
-    assert "give other problems" in found
+    (line,) = advice(sounding([[1.0] * 4, [0.0] * 4]), plain_recipe(training=taken))
+    assert "give other problems" in line
 
 
 def test_advice_for_an_environment_is_about_its_episodes() -> None:
@@ -255,7 +255,7 @@ def test_seconds_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tables, "cores", lambda: 2)
         peers = [{"name": name, "model": "starter:small"} for name in "abcd"[:number]]
         keys = {"name": "m", "task": {"name": "clock"}, "processes": processes, "training": {"rounds": 10}}
-        recipe = parse({**keys, "peers": peers}, where="test")
+        recipe = parse({**keys, "peers": peers})
         looked = [sounding(SOME, peer=peer["name"], seconds_to_sample=0.5, seconds_to_learn=1.5) for peer in peers]
         assert f"10 rounds of all peers, {told}\n" in shown_of(looked, recipe)
 
@@ -267,7 +267,7 @@ def shown_of(looked: list[Sounding], recipe: Recipe) -> str:
 
 
 def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
-    recipe = parse(document(tiny_model_dir()), where="test")
+    recipe = parse(document(tiny_model_dir()))
     said = shown_of([sounding(SOME, parameters=1000), sounding(SOME, peer="b")], recipe)
     for peer in "ab":
         assert f"{peer}: one checkpoint of 1 MB" in said  # 5 rounds, saved every 10
@@ -302,9 +302,9 @@ def test_the_lines_advised_make_a_recipe_that_can_earn(tiny_model_dir: TinyModel
     ]
     for kind, answers, extract in cases:
         task = make_task("t", [(f'What {i}, "then"?', answer, {}) for i, answer in enumerate(answers)], [], kind)
-        before = parse(document(tiny_model_dir()), where="test")
+        before = parse(document(tiny_model_dir()))
         lines = easy_format(before, example_to_show(task, before)).partition("\n")[2]
-        recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)), where="test")
+        recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)))
         assert recipe.reward.extract == extract
         score = load_scorer(recipe.reward, recipe.prompt, kind)
         require_rewardable(score, [problem for problem in task.train if problem.answer], "problem")
@@ -340,57 +340,51 @@ def test_a_problem_that_cannot_be_rewarded_is_refused_before_anything_is_sampled
         lines = [json.dumps({"question": question, "answer": answer}) for question, answer in rows]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     sections = {"task": {"name": "jsonl", "path": str(tmp_path)}, "training": {"rounds": 1, "prompts_per_round": 2}}
-
-    def arms(extract: str) -> list[Arm]:
-        two = {"arms": [{"name": "together"}, {"name": "alone", "collaborate": False}]}
-        return arms_of(parse(document(tiny_model_dir(), reward={"extract": extract}, **sections, **two), where="test"))
-
-    counted: list[str] = []
-
-    def count(score: object, problems: object, where: str) -> None:
-        counted.append(where)
-        require_rewardable(score, problems, where)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(prepare, "require_rewardable", count)
-    prepare.check(arms("tags"))
-    assert counted == ["task 'jsonl', training problem", "task 'jsonl', validation problem"]  # once for both arms
+    sections["arms"] = [{"name": "together"}, {"name": "alone", "collaborate": False}]
+    tags, numbers = (
+        arms_of(parse(document(tiny_model_dir(), reward={"extract": extract}, **sections)))
+        for extract in ("tags", "last_number")
+    )
+    looked_at: list[str] = []
+    monkeypatch.setattr(prepare, "require_rewardable", lambda score, problems, where: looked_at.append(where))
+    prepare.check(tags)
+    assert looked_at == ["task 'jsonl', training problem", "task 'jsonl', validation problem"]  # once for both arms
+    monkeypatch.undo()
     with pytest.raises(RewardError, match=r"task 'jsonl', training problem 1 \('1\+2'\): its answer 'three' earns"):
-        prepare.check(arms("last_number"))
+        prepare.check(numbers)
+
+
+def told_of(heard: list[Event]) -> tuple[list[tuple[int, int]], FirstGroup]:
+    """The progress of a look, and its first group."""
+    (first,) = [event for event in heard if isinstance(event, FirstGroup)]
+    assert all(event.place == Place(peer="a") for event in heard)
+    return [(event.groups, event.most) for event in heard if isinstance(event, Sounded)], first
 
 
 def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
     model = tiny_model_dir()
-    recipe = parse(document(model, reward={"extract": "last_number"}), where="test")
+    recipe = parse(document(model, reward={"extract": "last_number"}))
     heard: list[Event] = []
     looked = sound(recipe, "a", 3, tmp_path / "a", heard.append)
-    first = heard.pop(1)
-    assert heard.pop(0) == Sounded(0, 1, Place(peer="a"))
-    assert heard == [Sounded(done, 25, Place(peer="a")) for done in (1, 2, 5, 9, 13, 25)]
-    assert isinstance(first, FirstGroup)
-    assert (first.completions, first.reward, first.place) == (4, sum(looked.rewards[0]) / 4, Place(peer="a"))
+    steps, first = told_of(heard)
+    assert steps == [(0, 1), *((done, 25) for done in (1, 2, 5, 9, 13, 25))]
+    assert (first.completions, first.reward, first.answers) == (4, sum(looked.rewards[0]) / 4, sum(looked.rewards[0]))
     assert first.formats is not None
-    assert first.answers == sum(looked.rewards[0])
     assert 0 <= first.unfinished <= min(4, looked.unfinished)
-    assert looked.compared == "exact"
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
-    assert looked.completions == 12
-    assert looked.formats is not None
-    assert looked.answers is not None
-    assert 0 <= looked.answers <= looked.formats <= 12
+    assert (looked.compared, looked.completions, looked.groups_a_round) == ("exact", 12, 8)
     assert looked.answers == sum(map(sum, looked.rewards))
-    assert 0 <= looked.unfinished <= 12
-    assert looked.tokens_per_second > 0
+    assert 0 <= looked.answers <= (looked.formats or 0) <= 12
+    assert first.unfinished <= looked.unfinished <= 12
     sampled, trained = rollouts_per_round(recipe)
     ratio = looked.seconds_to_sample / sampled / (looked.seconds_to_learn / trained)
     assert looked.sampling_cost == pytest.approx(ratio)
-    assert looked.sampling_cost > 0
+    assert min(looked.sampling_cost, looked.tokens_per_second) > 0
     assert looked.peak_bytes > 10**7
     assert len(looked.samples) == 3
-    assert looked.groups_a_round == 8
     assert looked.with_signal == looked.signal * 8
     assert looked.reward == pytest.approx(fmean(map(fmean, looked.rewards)))
-    n_parameters = Policy.load(recipe.peer("a"), str(model)).n_parameters
-    assert looked.checkpoint_bytes == 12 * n_parameters
+    assert looked.checkpoint_bytes == 12 * Policy.load(recipe.peer("a"), str(model)).n_parameters
     adapter = sound(recipe, "b", 3, tmp_path / "b")
     assert [question for question, *_ in adapter.samples] == [question for question, *_ in looked.samples]
     assert 0 < adapter.checkpoint_bytes < looked.checkpoint_bytes
@@ -402,54 +396,44 @@ def test_where_a_group_takes_long_one_is_learned_from(
 ) -> None:
     monkeypatch.setattr(preflight_module, "QUICK", 0.0)
     monkeypatch.setattr(preflight_module, "seconds_to_learn", lambda peer, scored: 3.0)
-    model = tiny_model_dir()
-    recipe = parse(document(model), where="test")
-    heard: list[Event] = []
+    recipe, heard = parse(document(tiny_model_dir())), list[Event]()
     looked = sound(recipe, "a", 3, tmp_path / "a", heard.append)
-    steps = [(event.groups, event.most) for event in heard if isinstance(event, Sounded)]
-    assert steps == [(0, 1), (1, 7), (3, 7), (7, 7)]  # the first group is not sampled again
+    assert told_of(heard)[0] == [(0, 1), (1, 7), (3, 7), (7, 7)]  # the first group is not sampled again
     assert [len(group) for group in looked.rewards] == [4, 4, 4]
     _, trained = rollouts_per_round(recipe)
     # 3 s for the first group: as much for any other of its length
     assert 0.3 * 3.0 / 4 * trained < looked.seconds_to_learn < 3 * 3.0 / 4 * trained
 
 
-@pytest.mark.parametrize(
-    ("objective", "idle"),
-    [
+def test_a_filter_that_short_completions_do_not_reach_is_told(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
+    cases: list[tuple[dict[str, Any], float | None]] = [
         ({"name": "F-TIS"}, 50.0),
         ({"name": "F-TIS", "kl_estimator": "k3", "kl_threshold": 0.5}, None),
         ({"name": "F-TIS", "kl_reduction": "mean"}, None),
         ({"name": "TIS"}, None),
-    ],
-)
-def test_a_filter_that_short_completions_do_not_reach_is_told(
-    objective: dict[str, Any], idle: float | None, tmp_path: Path, tiny_model_dir: TinyModelDir
-) -> None:
-    recipe = parse(document(tiny_model_dir(), objective=objective), where="test")
-    looked = sound(recipe, "a", 1, tmp_path / "a")
-    assert 1 <= looked.mean_length <= recipe.sampling.max_completion_length
-    assert looked.idle_filter == idle
-    assert ("tokens hardly come to 50 nats of KL, so the filter drops nothing" in shown_of([looked], recipe)) == bool(
-        idle
-    )
-    alone = sound(recipe.of_swarm({"a"}), "a", 1, tmp_path / "alone")
-    assert alone.idle_filter is None
+    ]
+    for objective, idle in cases:
+        recipe = parse(document(tiny_model_dir(), objective=objective))
+        looked = sound(recipe, "a", 1, tmp_path / "a")
+        assert 1 <= looked.mean_length <= recipe.sampling.max_completion_length
+        assert looked.idle_filter == idle
+        told = "tokens hardly come to 50 nats of KL, so the filter drops nothing" in shown_of([looked], recipe)
+        assert told == bool(idle)
+        assert sound(recipe.of_swarm({"a"}), "a", 1, tmp_path / "alone").idle_filter is None
 
 
 def test_what_is_shown_is_the_model_as_it_is(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
     """The steps that are measured leave no trace in it, and the first group that is told is one of those shown."""
-    recipe = parse(document(tiny_model_dir(), reward={"function": "test_preflight.by_content"}), where="test")
+    recipe = parse(document(tiny_model_dir(), reward={"function": "test_preflight.by_content"}))
     heard: list[Event] = []
     looked = sound(recipe, "a", 4, tmp_path / "a", heard.append)
     assert (looked.formats, looked.answers) == (None, None)  # what a reward of one's own means is not guessed
     assert looked.signal > 0
-    (told,) = [event for event in heard if isinstance(event, FirstGroup)]
-    assert told.reward == pytest.approx(fmean(looked.rewards[0]))
+    assert told_of(heard)[1].reward == pytest.approx(fmean(looked.rewards[0]))
     peer = assemble(recipe, "a", tmp_path / "again").peer
     items = sorted({item for name in "ab" for item in assigned(recipe, len(peer.member.task.train), name, 0)})[:4]
-    first, others = peer.sample_items(items[:1], 4, 0, "preflight"), peer.sample_items(items, 4, 0, "preflight")[1:]
-    groups = [*first, *others]
+    first, *_ = peer.sample_items(items[:1], 4, 0, "preflight")
+    groups = [first, *peer.sample_items(items, 4, 0, "preflight")[1:]]
     assert looked.rewards == tuple(peer.member.admitter.score_group(group).rewards for group in groups)
 
 
@@ -475,35 +459,33 @@ def test_more_groups_are_sampled_where_none_has_signal_and_that_is_quick(
     tiny_model_dir: TinyModelDir,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preflight_module, "QUICK", quick)
-    reward = {"function": f"test_preflight.{function}"}
-    recipe = parse(document(tiny_model_dir(), reward=reward, training={"prompts_per_round": 16}), where="test")
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        return noted
+
     heard, calls = list[Event](), list[str]()
+    monkeypatch.setattr(preflight_module, "QUICK", quick)
     for name in ("sample", "seconds_to_learn"):
-        monkeypatch.setattr(preflight_module, name, noting(calls, getattr(preflight_module, name)))
-    looked = sound(recipe, "a", 2, tmp_path / "a", heard.append)
-    assert len(looked.rewards) == groups
-    told = [event.groups / event.most for event in heard if isinstance(event, Sounded)]
+        monkeypatch.setattr(preflight_module, name, noting(name, getattr(preflight_module, name)))
+    reward = {"function": f"test_preflight.{function}"}
+    recipe = parse(document(tiny_model_dir(), reward=reward, training={"prompts_per_round": 16}))
+    assert len(sound(recipe, "a", 2, tmp_path / "a", heard.append).rewards) == groups
+    told = [done / most for done, most in told_of(heard)[0]]
     assert told == sorted(set(told))
     assert told[-1] == 1
-    kinds = [kind for kind, _ in itertools.groupby(calls)]
-    assert kinds == ["sample", "seconds_to_learn"]  # what is sampled is the model as it is
+    # What is sampled is the model as it is.
+    assert [kind for kind, _ in itertools.groupby(calls)] == ["sample", "seconds_to_learn"]
 
 
 def test_a_look_stops_when_asked_to(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
-    recipe, stop, heard = parse(document(tiny_model_dir()), where="test"), threading.Event(), list[Event]()
+    recipe, stop, heard = parse(document(tiny_model_dir())), threading.Event(), list[Event]()
     stop.set()
     with pytest.raises(Stopped):
         sound(recipe, "a", 2, tmp_path / "a", heard.append, stop)
     assert heard == [Sounded(0, 1, Place(peer="a"))]
-
-
-def noting(calls: list[str], function: Callable[..., Any]) -> Callable[..., Any]:
-    def noted(*arguments: Any) -> Any:
-        calls.append(function.__name__)
-        return function(*arguments)
-
-    return noted
 
 
 def one_number(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> float:

@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scene import Scene
 
-from ftis.records.files import read_jsonl, write_jsonl, write_whole
+from ftis.records.files import append_jsonl, read_jsonl, write_jsonl, write_whole
 from ftis.records.lines import Lines, RecordsError, any_row
 from ftis.records.reading import PeerRun, read_study
 from ftis.records.rollouts import read_rollouts, rollouts_path
 from ftis.view.report import write_page
 
+TEXTS = st.text(st.characters(), max_size=8)  # surrogates and all kinds of line ends, too
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
     max_leaves=4,
 )
@@ -35,8 +36,12 @@ def lines(file: Path, **options: Any) -> Lines[dict[str, Any]]:
     return Lines(file, any_row, **options)
 
 
-def encoded(rows: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+def encoded(file: Path, rows: list[dict[str, Any]]) -> bytes:
+    """The rows as they are appended to a file."""
+    file.unlink(missing_ok=True)
+    for row in rows:
+        append_jsonl(file, row)
+    return file.read_bytes() if rows else b""
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,7 +50,7 @@ def test_read_step_by_step_a_file_has_the_rows_that_it_has_when_read_whole(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cuts: list[int], torn: bytes
 ) -> None:
     file = tmp_path_factory.mktemp("any") / "rows.jsonl"
-    data = encoded(rows) + torn.replace(b"\n", b"")
+    data = encoded(file, rows) + torn.replace(b"\n", b"")
     followed = lines(file, most=1000)
     for end in [*sorted(cuts), len(data)]:
         file.write_bytes(data[:end])
@@ -56,15 +61,6 @@ def test_read_step_by_step_a_file_has_the_rows_that_it_has_when_read_whole(
     assert (followed.damage, followed.thinned) == ("", False)
 
 
-def test_a_longer_file_in_the_place_of_another_is_read_from_its_beginning(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    followed = lines(file, most=1000)
-    for rows in ([{"step": 1}], [{"step": 1}, {"step": 2}], [{"step": 7}, {"step": 8}, {"step": 9}]):
-        file.write_bytes(encoded(rows))  # in place: the inode stays
-        assert followed.refresh()
-        assert followed.rows == rows
-
-
 @settings(max_examples=60, deadline=None)
 @given(before=st.lists(ROWS, max_size=3), garbage=GARBAGE, after=st.lists(ROWS, max_size=3))
 def test_a_damaged_line_is_named_when_read_whole_and_left_out_when_followed(
@@ -72,7 +68,7 @@ def test_a_damaged_line_is_named_when_read_whole_and_left_out_when_followed(
 ) -> None:
     file = tmp_path_factory.mktemp("any") / "rows.jsonl"
     garbage = b"\xff" + garbage.replace(b"\n", b"") if garbage[:1] not in b"[{n" else garbage.replace(b"\n", b"")
-    file.write_bytes(encoded(before) + garbage + b"\n" + encoded(after))
+    file.write_bytes(encoded(file, before) + garbage + b"\n" + encoded(file, after))
     followed = lines(file, most=1000)
     followed.refresh()
     assert followed.rows == before + after
@@ -85,13 +81,24 @@ def steps(of: Lines[dict[str, Any]]) -> list[int]:
     return [row["step"] for row in of.rows]
 
 
-def test_a_file_that_was_cut_back_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_place", "written"),
+    [
+        (False, [[1, 2, 3], [1], [1, 2, 3], [4, 5, 6]]),  # a resumed run; then cut back, and as long as before by now
+        (True, [[1], [1, 2], [7, 8, 9]]),  # another, longer file with the same inode
+    ],
+)
+def test_a_file_that_was_cut_back_or_replaced_is_read_again(
+    in_place: bool, written: list[list[int]], tmp_path: Path
+) -> None:
     file = tmp_path / "rows.jsonl"
-    write_jsonl(file, [{"step": i} for i in (1, 2, 3)])
     followed = lines(file, most=1000)
-    followed.refresh()
-    for kept in ([1], [1, 2, 3], [4, 5, 6]):  # a resumed run; then cut back, and as long as before by now
-        write_jsonl(file, [{"step": step} for step in kept])
+    for kept in written:
+        write_jsonl(tmp_path / "new", [{"step": step} for step in kept])
+        if in_place:
+            file.write_bytes((tmp_path / "new").read_bytes())
+        else:
+            (tmp_path / "new").replace(file)
         assert followed.refresh()
         assert steps(followed) == kept
     file.unlink()
@@ -109,8 +116,7 @@ def test_of_a_long_file_the_end_and_lines_at_equal_distances_before_it_are_kept(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ftis.records.lines.PART", part)
         for end in sorted(ends):
-            write_jsonl(file.with_name("longer"), [{"step": i + 1} for i in range(end)])
-            file.write_bytes(file.with_name("longer").read_bytes())
+            file.write_text("".join(f'{{"step": {i + 1}}}\n' for i in range(end)))
             followed.refresh()
             found = steps(followed)
             assert (found[0], found[-most // 2 :]) == (1, list(range(max(0, end - -(-most // 2)) + 1, end + 1)))
@@ -131,12 +137,10 @@ def test_a_peer_followed_to_the_end_is_the_peer_that_is_read_whole(tmp_path: Pat
     place = one_run(tmp_path) / "F-TIS" / "small"
     data = (place / "metrics.jsonl").read_bytes()
     followed = PeerRun(place, most=1000)
-    for end in range(0, len(data), 777):
+    for end in [*range(0, len(data), 777), len(data)]:
         (place / "metrics.jsonl").write_bytes(data[:end])
         followed.refresh()
         assert followed.step == data[:end].count(b"\n")
-    (place / "metrics.jsonl").write_bytes(data)
-    followed.refresh()
     whole = PeerRun.read(place)
     assert [row.measures for row in followed.rounds] == [row.measures for row in whole.rounds]
     assert followed.evaluations == whole.evaluations
