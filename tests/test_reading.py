@@ -85,7 +85,7 @@ def steps(of: Lines[dict[str, Any]]) -> list[int]:
     ("in_place", "written"),
     [
         (False, [[1, 2, 3], [1], [1, 2, 3], [4, 5, 6]]),  # a resumed run; then cut back, and as long as before by now
-        (True, [[1], [1, 2], [7, 8, 9]]),  # another, longer file with the same inode
+        (True, [[1], [1, 2], [7, 8, 9], [4], []]),  # others with the same inode
     ],
 )
 def test_a_file_that_was_cut_back_or_replaced_is_read_again(

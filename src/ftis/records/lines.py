@@ -94,7 +94,7 @@ class Lines(Generic[Row]):
             known, before = self._read > 0, self.changed
             self._forget()
             return known or before > 0
-        if stat.st_ino != self._file or stat.st_size < self._read:
+        if stat.st_ino != self._file:
             self._forget()
             self._file = stat.st_ino
         if stat.st_size == self._read:
