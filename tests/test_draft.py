@@ -17,6 +17,8 @@ from conftest import TinyModelDir
 
 from ftis.check.draft import problems_in
 from ftis.config import RecipeError
+from ftis.engines import machine
+from ftis.recipe.parsing import load
 
 SUMS = [{"id": 10 * a + b, "problem": f"what is {a}+{b}", "result": a + b} for a in range(5) for b in range(4)]
 
@@ -102,6 +104,15 @@ def test_a_mistake_leaves_nothing_behind(
     assert not Path("a").exists()
     assert ftis("new", "a", *models) == 2  # no terminal to ask on
     assert "--problems" in capsys.readouterr().err
+
+
+def test_memory_is_saved_on_a_machine_that_lacks_it(models: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("proc").mkdir()
+    Path("proc/meminfo").write_text("MemAvailable:    1000 kB\n")
+    monkeypatch.setattr(machine, "SYSTEM", Path.cwd())
+    assert ftis("new", "small", *models[:2], "--problems", write(SUMS)) == 0
+    (peer,) = load("small/recipe.toml").peers
+    assert (peer.tokens_per_microbatch, peer.gradient_checkpointing) == (256, True)
 
 
 def test_starters_are_asked_as_they_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from conftest import TinyModelDir, assert_one_line
 from policies import with_gpus
 
 from ftis.check import estimate
-from ftis.check.estimate import checkpoints_at_once, checkpoints_kept, in_one_process, in_turn
+from ftis.check.estimate import checkpoints_at_once, checkpoints_kept, guess_on_card, in_one_process, in_turn
 from ftis.check.memory import Memory, peak_memory
 from ftis.config import PeerConfig, Recipe
 from ftis.recipe.arms import RunError, arms_of
@@ -154,6 +154,16 @@ def test_in_turns_on_one_card_a_peer_has_it_alone_beside_a_shared_base() -> None
     # Of a and b, adapter and moments move: 100 + 200 there and back. Of c and d all, and 100 + 200 back.
     assert all(size in line for size in ("2.49 kB while c works", "3.2 kB to the device", "1.2 kB back", "3.7e-07 s"))
     assert estimate._moving(recipe.model_copy(update={"offload": "never"}), found) == []
+
+
+def test_a_round_s_seconds_on_a_card_are_bytes_and_operations_at_shares_of_its_peaks() -> None:
+    keys = {"model": "m", "device": "cpu"}
+    sampling = {"num_generations": 6, "max_completion_length": 100, "batch_size": 4}
+    recipe = recipe_of(keys, {**keys, "train": "lora"}, training={"prompts_per_round": 4}, sampling=sampling)
+    # 12 rollouts of 50 tokens, 4 at a time, are 150 steps at 9e8 / 9e10 s; 24 are trained on.
+    for peer, operations in zip(recipe.peers, (8, 6), strict=True):
+        guess = guess_on_card(recipe, peer, 10**9, 9 * 10**8)
+        assert guess == pytest.approx(1.5 + operations * 1e9 * 24 * 50 / (0.23 * 165e12))
 
 
 @pytest.mark.parametrize(

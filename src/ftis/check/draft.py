@@ -1,4 +1,4 @@
-"""A first recipe from a few answers, for ``ftis new``, with prompts from the problems."""
+"""A first recipe from a few answers, for ``ftis new``: prompts from the problems, memory for this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from ftis.models import starters
 from ftis.policy import resolve_device
 from ftis.prompts import AnswerKind, Task
 from ftis.recipe.arms import arms_of
-from ftis.recipe.parsing import load
+from ftis.recipe.parsing import load, parse
 from ftis.rewards.numbers import read_number
 from ftis.run.exchange import vocabulary
 from ftis.run.prepare import check
@@ -47,6 +48,16 @@ SHORT = 64
 EXAMPLES = 2
 WIDTH = 48
 """The column at which comments begin, unless a value reaches beyond it."""
+SAVERS: tuple[tuple[str, Any, str], ...] = (
+    ("tokens_per_microbatch", 4096, "padded tokens learned from at a time: lower takes less memory"),
+    ("tokens_per_microbatch", 1024, "padded tokens learned from at a time: lower takes less memory"),
+    ("gradient_checkpointing", True, "computes activations twice instead of keeping them: less memory, slower"),
+    ("tokens_per_microbatch", 256, "padded tokens learned from at a time: lower takes less memory"),
+)
+"""Keys of a peer that save memory, each tried together with those before it."""
+SPARE = 0.8
+"""The part of the free memory that a recipe may take."""
+
 Line = tuple[str, Any, str]
 """A key, its value, and its comment."""
 Section = tuple[str, list[Line]]
@@ -130,17 +141,19 @@ def begin(
     if there := [file for file in files if file.exists()]:
         raise RecipeError(f"{there[0]} is there already: name another directory, or move the file away")
     doing("reading the models' tokenizers")
-    text = _toml(_sections(name, peers, problems, reward, module))
+    sections = _sections(name, peers, problems, reward, module)
     before = nearest_existing(directory)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         for stub in files[1:]:
             stub.write_text(_stub(name, problems), encoding="utf-8")
-        recipe.write_text(text, encoding="utf-8")
+        recipe.write_text(_toml(sections), encoding="utf-8")
         doing("trying the prompts and the reward")
         checked = check(arms_of(load(recipe)))
         doing("measuring the memory of an update")
-        return files, [*remarks(checked), *totals(checked.arms)]
+        sections, needs = _fitting(sections)
+        recipe.write_text(_toml(sections), encoding="utf-8")
+        return files, [*remarks(checked), *needs]
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)
@@ -310,6 +323,22 @@ def _reward(form: str, reward: str, module: str) -> list[Line]:
         ("answer", reward, f"answers are compared {compared[reward]}"),
         ("extract", extract, f"the answer of a completion is {place}"),
     ]
+
+
+def _fitting(sections: list[Section]) -> tuple[list[Section], list[str]]:
+    """The sections, with as many of :data:`SAVERS` in each peer as the recipe needs to fit into the free memory.
+
+    Returns:
+        the sections, and lines about their memory and disk.
+    """
+    chosen: dict[str, Line] = {}
+    for saver in (*SAVERS, None):
+        found = [(header, [*lines, *chosen.values()] if header == "[[peers]]" else lines) for header, lines in sections]
+        needs = totals(arms_of(parse(tomllib.loads(_toml(found)))))
+        if saver is None or not needs.likely or not needs.free or needs.likely <= SPARE * needs.free:
+            break
+        chosen[saver[0]] = saver
+    return found, needs.lines
 
 
 def _toml(sections: Sequence[Section]) -> str:

@@ -1,4 +1,4 @@
-"""Estimates before a run starts: memory, disk, bytes on the wire, and swarms at a time."""
+"""Estimates before a run starts: memory, disk, bytes on the wire, swarms at a time, and a round's time on a card."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import ge
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ftis.check.formatting import counted, in_bytes
+from ftis.check.formatting import counted, in_bytes, in_time
 from ftis.check.memory import FLOAT, Memory, Shape, checkpoint_bytes, peak_memory
 from ftis.codec import largest_message
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_line
@@ -38,6 +38,11 @@ OF_PROMPTS: Any = {"seed": True, "task": True, "prompt": True, "training": True,
 
 CPU = torch.device("cpu")
 
+CARD = "24 GB, 1 TB/s and 165 TFLOPS, as an RTX 4090"
+CARD_READS, CARD_RATE = 0.09 * 1e12, 0.23 * 165e12
+"""Bytes and floating-point operations a second on such a card. Both shares of its peaks are those of one H200 with a
+model of 0.5B parameters."""
+
 CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 """Errors of loading a configuration or a tokenizer of a model that is absent or broken."""
 
@@ -52,12 +57,14 @@ def estimate(arms: Sequence[Arm]) -> list[str]:
     Args:
         arms: of :func:`ftis.run.prepare.check`.
     """
-    largest, lines = _largest(arms)
-    lines += itertools.starmap(_of_peer, largest.values())
+    lines: list[str] = []
+    largest = _largest(arms, lines)
+    lines = [*dict.fromkeys(lines), *itertools.starmap(_of_peer, largest.values())]
     if largest:
         lines += [
             _together(arms, largest),
             *_moving(arms[0].recipe, [(p, memory) for p, _, memory in largest.values()]),
+            *_on_card(arms, largest),
         ]
     swarms = [swarm for arm in arms for swarm in arm.swarms if len(swarm.peers) > 1]
     if swarms:
@@ -80,21 +87,40 @@ def _offered(swarm: Recipe) -> int:
     return largest_message(tokens, rollouts, prompts, longest, swarm.exchange == "text")
 
 
-def totals(arms: Sequence[Arm]) -> list[str]:
-    """The line of :func:`estimate` about memory and disk of all peers together, and those about its gaps."""
-    largest, lines = _largest(arms)
-    return [*lines, _together(arms, largest)] if largest else lines
+class Totals(NamedTuple):
+    """The needs of all peers of some arms together.
+
+    Attributes:
+        lines: the one of :func:`estimate` about memory and disk, and those about its gaps.
+        likely: bytes of memory; 0 if unknown.
+        free: bytes where they run; 0 if unknown.
+    """
+
+    lines: list[str]
+    likely: int
+    free: int
 
 
-def _largest(arms: Sequence[Arm]) -> tuple[dict[str, tuple[PeerConfig, Shape, Memory]], list[str]]:
-    """Each peer's memory in the arm in which it takes most, and lines on those left out."""
-    largest: dict[str, tuple[PeerConfig, Shape, Memory]] = {}
+def totals(arms: Sequence[Arm]) -> Totals:
+    """The needs of all peers of these arms together."""
     lines: list[str] = []
+    largest = _largest(arms, lines)
+    lines = list(dict.fromkeys(lines))
+    if not largest:
+        return Totals(lines, 0, 0)
+    memories = [(peer, memory) for peer, _, memory in largest.values()]
+    free = _left_for([peer for peer, _ in memories])[1]
+    return Totals([*lines, _together(arms, largest)], _at_a_time(arms, memories)[1], free)
+
+
+def _largest(arms: Sequence[Arm], lines: list[str]) -> dict[str, tuple[PeerConfig, Shape, Memory]]:
+    """Each peer's memory in the arm in which it takes most. A line says why one is left out."""
+    largest: dict[str, tuple[PeerConfig, Shape, Memory]] = {}
     for examined in _examine(_costliest(arms), lines):
         peer, _, memory = examined
         if peer.name not in largest or memory.peak > largest[peer.name][2].peak:
             largest[peer.name] = examined
-    return largest, list(dict.fromkeys(lines))
+    return largest
 
 
 def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
@@ -174,6 +200,44 @@ def _moving(recipe: Recipe, found: Sequence[tuple[PeerConfig, Memory]]) -> list[
         f"and moments of the others; a round moves {in_bytes(inwards)} to the device and {in_bytes(outwards)} back, "
         f"{(inwards + outwards) / speed:.2g} s at {in_bytes(speed)} a second ({'measured' if measured else 'assumed'})"
     ]
+
+
+def _on_card(arms: Sequence[Arm], found: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> list[str]:
+    """A line with a guess of a round's seconds on a stated card, in the longest arm. Small models have none."""
+    if sum(memory.weights for _, _, memory in found.values()) < SMALL * FLOAT:
+        return []
+    seconds: dict[str, dict[str, float]] = {}
+    for arm in arms:
+        of_arm = seconds.setdefault(arm.name, {})
+        for swarm in arm.swarms:
+            for peer in swarm.peers:
+                if peer.name in found:
+                    _, shape, memory = found[peer.name]
+                    read = memory.sampling + (memory.weights if peer.frozen_dtype == "nf4" else 0)
+                    of_arm[peer.name] = guess_on_card(swarm, peer, shape.parameters, read)
+    longest = max(seconds, key=lambda name: sum(seconds[name].values()))
+    if sum(seconds[longest].values()) < 1:
+        return []  # a card would be of little use
+    each = ", ".join(f"{in_time(guess)} for {name}" for name, guess in seconds[longest].items())
+    return [
+        f"on one GPU of {CARD}, guess {in_time(sum(seconds[longest].values()))} a round of {longest}, which takes "
+        f"longest: {each}; from parameters × tokens and shares of the peaks, so it may be off threefold"
+    ]
+
+
+def guess_on_card(swarm: Recipe, peer: PeerConfig, parameters: int, read: int) -> float:
+    """A guess of the seconds of one round of one peer on :data:`CARD`: sampling and training.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        read: bytes that a step of decoding reads: weights, and the cache of all rows that are sampled at a time.
+    """
+    sampled, trained = rollouts_per_round(swarm)
+    tokens = LIKELY_LENGTH * swarm.sampling.max_completion_length
+    at_a_time = min(sampled, swarm.sampling.batch_size or sampled)
+    steps = tokens * sampled / at_a_time
+    operations = 8 - 2 * (peer.train == "lora") + 2 * peer.gradient_checkpointing  # frozen weights have no gradient
+    return steps * read / CARD_READS + operations * parameters * trained * tokens / CARD_RATE
 
 
 def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> str:
