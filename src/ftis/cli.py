@@ -237,7 +237,7 @@ def preflight(
         console.print("stopped: nothing of it is kept")
         raise typer.Exit(130) from None
     tables.print_soundings(soundings, chosen[0].recipe, console)
-    for line in totals(chosen):
+    for line in totals(chosen).lines:
         console.print(line)
     teaching = {one.peer for one in soundings if one.signal}
     if any(teaching.isdisjoint(peer.name for peer in swarm.peers) for swarm in chosen[0].swarms):
