@@ -33,6 +33,8 @@ from scene import (
     final_of,
     five_seeds,
     joined,
+    rollouts,
+    tokenizer,
 )
 
 from ftis.comparison.results import compare
@@ -42,7 +44,7 @@ from ftis.records.following import Directory
 from ftis.records.pairs import ArmRounds
 from ftis.records.reading import ArmOfRun, PeerRun, RoundRow, read_study
 from ftis.view.arm import glance
-from ftis.view.completions import _tokenizer, choose, completions, pieces
+from ftis.view.completions import choose, completions, sample_view
 from ftis.view.exchanges import cap_of, exchanges, honesty, taken, weighed
 from ftis.view.live import Address, View, of_directory
 from ftis.view.report import write_page
@@ -359,16 +361,14 @@ def test_samples_are_the_best_the_worst_a_dropped_and_a_truncated_one(study: Pat
     assert choose([], cap=2.0) == {}
 
 
-def test_own_completions_stand_beside_the_others_and_tokens_are_coloured(study: Path, tmp_path: Path) -> None:
+def test_own_completions_stand_beside_the_others_with_their_numbers(study: Path, tmp_path: Path) -> None:
     shown = completions(read_study(study))
     assert shown is not None
     counts = [[(of.name, len(of.own), len(of.others)) for of in arm.learners] for arm in shown.arms]
-    assert counts == [[("small", 3, 0), ("large", 3, 0)], [("small", 3, 3), ("large", 3, 3)]]
+    assert counts == [[("small", 2, 0), ("large", 2, 0)], [("small", 3, 3), ("large", 3, 3)]]
     (view,) = (view for view in shown.arms[1].learners[0].others if view.title == "Above C")
     # Ratios 1, e, e^1.5, 1, e^−3, C = 2.
-    assert [(token.colour, token.ratio) for token in view.tokens] == [
-        *[("", "1"), ("w6", "2.72"), ("w6", "4.48"), ("", "1"), ("w1", "0.0498")]
-    ]
+    assert view.facts[-1] == "weights 0.0498 – 4.48, 2 above C"
     scene = Scene(tmp_path, peers=tuple("abcdefghi"), arms=({"name": "F-TIS"},), ood=False)
     scene = replace(scene, settings={"training": {"rounds": 1, "prompts_per_round": 18, "eval_every": 1}})
     many = completions(read_study(scene.write_run(tmp_path / "run", scene.recipe(), 0)))
@@ -376,23 +376,23 @@ def test_own_completions_stand_beside_the_others_and_tokens_are_coloured(study: 
     assert ([of.name for of in many.arms[0].learners], many.arms[0].left_out) == (list("abcdefgh"), 1)
 
 
-def test_tokens_are_spelled_with_the_newest_checkpoint_s_tokenizer(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def test_an_environment_s_answers_are_set_apart_by_the_newest_checkpoint_s_tokenizer(tmp_path: Path) -> None:
+    (row,) = ({key: of[0] for key, of in rollouts(0, {"a": 1}, "whole").items()},)
+    row["observed"] = [{"at": 1, "ids": [1]}, {"at": 5, "ids": [4]}]
 
-    assert PeerRun(tmp_path).tokenizer is None
+    def parts() -> list[tuple[str, bool]]:
+        return list(sample_view("Best", row, 2.0, PeerRun(tmp_path).tokenizer).parts)
+
+    assert parts() == [("whole", False)]
     for name in ("best", "9", "10"):
         (tmp_path / f"checkpoint-{name}").mkdir()
-    file = PeerRun(tmp_path).tokenizer
-    assert file == tmp_path / "checkpoint-10" / "tokenizer.json"
-    assert _tokenizer(file) is None
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.save(str(file))
-    ids = tokenizer.encode("a π b").ids
-    assert pieces(_tokenizer(file), ids) == ["a", " ", "", "π", " ", "b"]  # π takes two tokens of a byte each
+    assert parts() == [("whole", False)]
+    file = tmp_path / "checkpoint-10" / "tokenizer.json"
+    file.write_text(tokenizer())
+    turns = [("<think>", False), ("1+1", True), ("1+1</think><script>alert(1)</script><eos>", False), ("<eos>", True)]
+    assert parts() == turns
     file.write_text("{}")  # a run that was started anew
-    assert _tokenizer(file) is None
+    assert parts() == [("whole", False)]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A section of completions: a peer's own beside those of others, each token coloured by its importance weight."""
+"""A section of completions: a peer's own beside those of others, each with its numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,28 +21,20 @@ from ftis.view.exchanges import cap_of
 MOST_LEARNERS = 8
 """The most peers of an arm whose completions a page shows; with 64 peers it would show thousands."""
 
-MAX_TOKENS = 400
-"""The most tokens of a sample completion that a page shows."""
-
 MAX_LETTERS = 600
-"""The most letters of a question, or of a completion without colours, that a page shows."""
+"""The most letters of a question that a page shows."""
+
+MAX_OF_PART, OF_ITS_END = 1600, 400
+"""The most letters of a completion's part that a page shows, and how many of them are the last ones: answers."""
 
 LARGEST_TOKENIZER = 1 << 27
 """The most bytes of a tokenizer's file that is loaded."""
-
-NEVER_CUT = 2.0
-"""A stand-in for C in the colours if no weight was ever truncated."""
 
 FATES = {False: "dropped", True: "kept", None: "no signal"}
 """Words for a rollout's fate, by its recorded ``kept``."""
 
 KINDS = {"best": "Best", "worst": "Worst", "dropped": "Dropped", "truncated": "Above C"}
 
-NEUTRAL = (0.8, 1.25)
-WEIGHT_STEPS = ((0.1, "w1"), (0.5, "w2"), (NEUTRAL[0], "w3"), (NEUTRAL[1], "w4"))
-"""Upper bounds of a token's ratio, each with its CSS class. A ratio beyond the last bound has w5, one above C w6."""
-
-UNCOLOURED = "w4"
 LARGEST_LOG_RATIO = 50.0
 """exp overflows beyond 709; above C all ratios look alike."""
 
@@ -52,23 +45,13 @@ Read = Callable[[PeerRun, int], Sequence[Row]]
 
 
 @dataclass(frozen=True)
-class TokenView:
-    """A token's text; ``colour`` is the CSS class, "" for none."""
-
-    text: str
-    colour: str = ""
-    ratio: str = ""
-
-
-@dataclass(frozen=True)
 class SampleView:
-    """A completion with its tokens; ``cut_off`` counts the tokens that are not shown."""
+    """A completion: the texts of its parts, and whether the environment wrote them."""
 
     title: str
     facts: Sequence[str]
     question: str
-    tokens: Sequence[TokenView]
-    cut_off: int
+    parts: Sequence[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
@@ -78,14 +61,12 @@ class Learner:
     Attributes:
         round: its last recorded round, counted from 1.
         own, others: samples of its own completions, and of other peers'.
-        coloured: whether the tokenizer is known; without it a text cannot be split into tokens.
     """
 
     name: str
     round: int
     own: Sequence[SampleView]
     others: Sequence[SampleView]
-    coloured: bool
 
 
 @dataclass(frozen=True)
@@ -99,14 +80,9 @@ class ArmCompletions:
 
 @dataclass(frozen=True)
 class Completions:
-    """The section; ``legend`` gives CSS classes and the ratios they stand for.
-
-    Attributes:
-        seed: the seed of the report's samples; None on the live page, which shows one arm's last rounds.
-    """
+    """The section; ``seed`` is the report's, None on the live page, which shows one arm's last rounds."""
 
     seed: int | None
-    legend: Sequence[tuple[str, str]]
     arms: Sequence[ArmCompletions]
 
 
@@ -130,25 +106,14 @@ def _readable(peer: PeerRun, round: int) -> Sequence[Row]:
 
 
 def _section(seed: int | None, arms: Sequence[ArmOfRun], read: Read) -> Completions | None:
-    caps = [cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective) for arm in arms]
-    shown = [_of_arm(arm, cap, read) for arm, cap in zip(arms, caps, strict=True)]
-    shown = [arm for arm in shown if arm.learners]
-    cap = caps[0] if len(set(caps)) == 1 else None
-    above = "C" if cap is None else f"{cap:g}"
-    legend = [
-        ("w1", "at most 0.1"),
-        ("w2", "0.1 – 0.5"),
-        ("w3", f"0.5 – {NEUTRAL[0]:g}"),
-        (UNCOLOURED, f"{NEUTRAL[0]:g} – {NEUTRAL[1]:g}"),
-        ("w5", f"{NEUTRAL[1]:g} – {above}"),
-        ("w6", f"above {above}: cut"),
-    ]
-    return Completions(seed, legend, shown) if shown else None
+    shown = [of for arm in arms if (of := _of_arm(arm, read)).learners]
+    return Completions(seed, shown) if shown else None
 
 
-def _of_arm(arm: ArmOfRun, cap: float | None, read: Read) -> ArmCompletions:
+def _of_arm(arm: ArmOfRun, read: Read) -> ArmCompletions:
     peers = list(arm.peers.values())
-    learners = [_learner(peer, cap or NEVER_CUT, read) for peer in peers[:MOST_LEARNERS]]
+    cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective) or math.inf
+    learners = [_learner(peer, cap, read) for peer in peers[:MOST_LEARNERS]]
     left_out = len(peers[MOST_LEARNERS:])
     return ArmCompletions(arm.arm.name, [learner for learner in learners if learner is not None], left_out)
 
@@ -158,13 +123,12 @@ def _learner(peer: PeerRun, cap: float, read: Read) -> Learner | None:
     round = peer.last_recorded
     if round is None or not (rows := read(peer, round)):
         return None
-    tokenizer = None if peer.tokenizer is None else _tokenizer(peer.tokenizer)
 
     def views(own: bool) -> list[SampleView]:
         chosen = choose([row for row in rows if (row["source"] == peer.name) is own], cap)
-        return [sample_view(KINDS[kind], row, cap, tokenizer) for kind, row in chosen.items()]
+        return [sample_view(KINDS[kind], row, cap, peer.tokenizer) for kind, row in chosen.items()]
 
-    return Learner(peer.name, round + 1, views(own=True), views(own=False), tokenizer is not None)
+    return Learner(peer.name, round + 1, views(own=True), views(own=False))
 
 
 def choose(rows: Sequence[Row], cap: float) -> dict[str, Row]:
@@ -195,9 +159,9 @@ def _pick(kind: str, rows: Sequence[Row], cap: float) -> Row | None:
 
 
 def _ratios(row: Row) -> list[float]:
-    """π_old/π_gen of each token's unit; 1 if Â = 0, since log π_old was not computed then."""
+    """π_old/π_gen of each token's unit; none if Â = 0, since log π_old was not computed then."""
     if row["old_logp"] is None:
-        return [1.0] * len(row["completion_ids"])
+        return []
     n, unit = len(row["old_logp"]), row.get("unit")
     unit = np.arange(n) if unit is None else unit
     old_U = np.bincount(unit, row["old_logp"], minlength=len(row["gen_logp"]))
@@ -208,6 +172,40 @@ def _ratios(row: Row) -> list[float]:
 
 def _n_above(row: Row, cap: float) -> int:
     return sum(ratio > cap for ratio in _ratios(row))
+
+
+def sample_view(title: str, row: Row, cap: float, tokenizer: Path | None) -> SampleView:
+    """A recorded rollout with its numbers; ``tokenizer`` is the file that tells the environment's answers apart."""
+    facts = [
+        f"by {row['source']}",
+        f"round {row['round'] + 1}",
+        f"reward {row['reward']:g}",
+        f"Â {row['advantage']:+z.2f}",
+        FATES[row["kept"]],
+        counted(len(row["completion_ids"]), "token"),
+    ]
+    if ratios := _ratios(row):
+        weights = f"weights {min(ratios):.3g} – {max(ratios):.3g}"
+        facts += [f"KL (k1) {row['kl_k1']:z.2f}", f"{weights}, {_n_above(row, cap) or 'none'} above C"]
+    question = cut(str(row["question"]), MAX_LETTERS)
+    return SampleView(title, [true_minus(fact) for fact in facts], question, _parts(row, tokenizer))
+
+
+def _parts(row: Row, file: Path | None) -> list[tuple[str, bool]]:
+    """A completion's turns and its environment's answers between them; one part without answers or tokenizer."""
+    answers = observed_in(row)
+    tokenizer = _tokenizer(file) if answers and file is not None else None
+    if tokenizer is None:
+        return [(cut(str(row["completion"]), MAX_OF_PART, OF_ITS_END), False)]
+    parts, begin, ids = list[tuple[Sequence[int], bool]](), 0, row["completion_ids"]
+    for answer in answers:
+        parts += [(ids[begin : answer["at"]], False), (answer["ids"], True)]
+        begin = answer["at"]
+    texts = [
+        (tokenizer.decode(list(map(int, part)), skip_special_tokens=False), observed)
+        for part, observed in [*parts, (ids[begin:], False)]
+    ]
+    return [(cut(text, MAX_OF_PART, OF_ITS_END), observed) for text, observed in texts if text]
 
 
 def _tokenizer(file: Path) -> Any:
@@ -230,54 +228,3 @@ def _as_written(file: Path, written: tuple[int, int, int]) -> Any:
         return Tokenizer.from_file(str(file))
     except Exception:  # the package raises nothing more special, whatever is wrong with a file
         return None
-
-
-def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text that each id adds; "" if a character is only complete with a later token."""
-    found, before = [], ""
-    for n in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:n], skip_special_tokens=False).rstrip("\ufffd")
-        if text.startswith(before):
-            found.append(text[len(before) :])
-        else:  # a decoder that changed the text before this token
-            found.append(tokenizer.decode([ids[n - 1]], skip_special_tokens=False))
-        before = text
-    return found
-
-
-def sample_view(title: str, row: Row, cap: float, tokenizer: Any) -> SampleView:
-    """A recorded rollout with its tokens coloured, or its text alone if there is no tokenizer.
-
-    If Â = 0, the record has no log π_old, and no token has a colour.
-    """
-    ids, weighed, ratios = [int(i) for i in row["completion_ids"]], row["old_logp"] is not None, _ratios(row)
-    above = sum(ratio > cap for ratio in ratios)
-    facts = [
-        f"by {row['source']}",
-        f"round {row['round'] + 1}",
-        f"reward {row['reward']:g}",
-        f"Â {row['advantage']:+z.2f}",
-        *([f"KL (k1) {row['kl_k1']:z.2f}"] if weighed else []),
-        FATES[row["kept"]],
-        f"{above} of {len(ids)} tokens above C" if above else f"{counted(len(ids), 'token')}, none above C",
-    ]
-    tokens = [TokenView(cut(str(row["completion"]), MAX_LETTERS))]
-    if tokenizer is not None:
-        spelled = pieces(tokenizer, ids[:MAX_TOKENS])
-        tokens = [_token_view(piece, ratio, cap) for piece, ratio in zip(spelled, ratios, strict=False)]
-        for answer in reversed(observed_in(row)):
-            if answer["at"] <= len(tokens):
-                text = tokenizer.decode([int(i) for i in answer["ids"]], skip_special_tokens=False)
-                tokens.insert(answer["at"], TokenView(cut(text, MAX_LETTERS), "observed", "the environment's"))
-    return SampleView(
-        title=title,
-        facts=[true_minus(fact) for fact in facts],
-        question=cut(str(row["question"]), MAX_LETTERS),
-        tokens=tokens,
-        cut_off=max(0, len(ids) - MAX_TOKENS) if tokenizer is not None else 0,
-    )
-
-
-def _token_view(piece: str, ratio: float, cap: float) -> TokenView:
-    colour = "w6" if ratio > cap else next((name for bound, name in WEIGHT_STEPS if ratio <= bound), "w5")
-    return TokenView(piece or "·", "" if colour == UNCOLOURED else colour, f"{ratio:.3g}")
