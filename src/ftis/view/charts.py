@@ -99,6 +99,8 @@ def short(name: str, longest: int = LONGEST_NAME) -> str:
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 40, 84, 10, 26
 """Room for the axes' numbers and for the lines' names at their ends, in units of the drawing."""
+LAST, LOWEST = WIDTH - RIGHT, HEIGHT - BOTTOM
+"""The right and the lower end of the frame."""
 
 LETTER = 7
 """The approximate width of a letter in a label. A chart with long labels is wider than others."""
@@ -116,7 +118,6 @@ LEGEND_ROW = 14
 
 Point = tuple[float, float]
 AnyPoint = TypeVar("AnyPoint", bound=tuple[float, ...])
-Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -184,67 +185,44 @@ class Chart:
     height: int = HEIGHT
 
 
-@dataclass(frozen=True)
-class Tick:
-    """A mark of an axis: its value and its text."""
-
-    at: float
-    text: str
-
-
-def linear(value: float) -> float:
-    return value
-
-
-def logarithmic(value: float) -> float:
-    return math.log10(value)
-
-
 class Plot:
     """A frame, and marks in units of the data.
 
     Args:
         x, y: the ends of the axes.
-        y_ticks: marks of the axis; by default round numbers.
+        logarithmic: whether the y axis is, with powers of ten as its marks.
     """
 
     def __init__(
-        self,
-        x: tuple[float, float],
-        y: tuple[float, float],
-        x_label: str,
-        *,
-        y_scale: Scale = linear,
-        y_ticks: Sequence[Tick] | None = None,
+        self, x: tuple[float, float], y: tuple[float, float], x_label: str, *, logarithmic: bool = False
     ) -> None:
         self._x, self._y = _apart(*x), _apart(*y)
-        self._scales = linear, y_scale
-        self._frame = (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+        self._scale: Callable[[float], float] = math.log10 if logarithmic else float
         self._names: list[tuple[float, str, str]] = []
         self._legend: list[tuple[str, str, float]] = []
-        if y_ticks is None:
-            y_ticks = [Tick(at, true_minus(f"{at:g}")) for at in _round_numbers(*self._y, 5)]
         self._marks: list[Mark] = []
-        first, _, last, bottom = self._frame
-        for tick in y_ticks:
-            at = self.place(self._x[0], tick.at)[1]
-            self._marks += [
-                Polyline(((first, at), (last, at)), "rule", 0.7),
-                Words(first - 6, at, tick.text, anchor="end"),
-            ]
+        for number in powers_of_ten(*self._y) if logarithmic else _round_numbers(*self._y, 5):
+            self._across(number, "rule", 0.7)
+            self._marks.append(
+                Words(LEFT - 6, self.place(self._x[0], number)[1], true_minus(f"{number:g}"), anchor="end")
+            )
         for number in _round_numbers(*self._x, 4, least=float(x_label == ROUND)):
             at = self.place(number, self._y[0])[0]
-            self._marks.append(Words(at, bottom + 9, true_minus(in_short(number)), anchor="middle"))
-        self._marks.append(Words(last, HEIGHT - 7, x_label, anchor="end"))
+            self._marks.append(Words(at, LOWEST + 9, true_minus(in_short(number)), anchor="middle"))
+        self._marks.append(Words(LAST, HEIGHT - 7, x_label, anchor="end"))
 
     def place(self, x: float, y: float) -> Point:
         """The place of a value in the drawing; a value beyond the frame is put on its edge."""
-        first, top, last, bottom = self._frame
-        across, up = (
-            min(max((scale(value) - scale(low)) / (scale(high) - scale(low)), 0.0), 1.0)
-            for scale, value, (low, high) in zip(self._scales, (x, y), (self._x, self._y), strict=True)
-        )
-        return round(first + (last - first) * across, 1), round(bottom - (bottom - top) * up, 1)
+
+        def part(value: float, low: float, high: float) -> float:
+            return min(max((value - low) / (high - low), 0.0), 1.0)
+
+        across, up = part(x, *self._x), part(*map(self._scale, (y, *self._y)))
+        return round(LEFT + (LAST - LEFT) * across, 1), round(LOWEST - (LOWEST - TOP) * up, 1)
+
+    def _across(self, y: float, ink: str, width: float, dashes: tuple[float, ...] = ()) -> None:
+        at = self.place(self._x[0], y)[1]
+        self._marks.append(Polyline(((LEFT, at), (LAST, at)), ink, width, dashes))
 
     def line(
         self,
@@ -265,7 +243,7 @@ class Plot:
         if dotted and len(placed) < MOST_POINTS / 3:
             self._marks += [Dot(*at, 2.3, ink) for at in placed]
         if name and points:
-            self.name(points[-1][1], name, ink)
+            self._names.append((points[-1][1], name, ink))
 
     def band(self, points: Sequence[tuple[float, float, float]], ink: str, opacity: float = 0.14) -> None:
         """Draw an area between two heights at each x."""
@@ -276,49 +254,37 @@ class Plot:
         elif points:
             self._marks.append(Polyline(edge, ink, 3, opacity=opacity))
 
-    def level(self, y: float, name: str, ink: str = "bad") -> None:
+    def level(self, y: float, name: str) -> None:
         """Draw a line across the frame, with its name."""
-        (first, _, last, _), at = self._frame, self.place(self._x[0], y)[1]
-        self._marks.append(Polyline(((first, at), (last, at)), ink, 1, (2, 2)))
-        if name:
-            self.name(y, name, ink)
+        self._across(y, "bad", 1, (2, 2))
+        self._names.append((y, name, "bad"))
 
     def dot(self, x: float, y: float, ink: str) -> None:
         """Draw a single point."""
         self._marks.append(Dot(*self.place(x, y), 2.3, ink))
-
-    def name(self, y: float, text: str, ink: str) -> None:
-        """Write a name at the right edge; names that would overlap are pushed apart."""
-        self._names.append((y, text, ink))
 
     def legend(self, ink: str, text: str, opacity: float = 1.0) -> None:
         """Add a line below the frame with the meaning of an ink."""
         self._legend.append((ink, text, opacity))
 
     def chart(self, title: str, alt: str, subtitle: str = "") -> Chart:
-        """The finished chart."""
-        marks, (_, top, last, bottom) = list(self._marks), self._frame
-        width = WIDTH
+        """The finished chart. Names of lines that would overlap are pushed apart."""
+        marks, width, high = list(self._marks), WIDTH, LOWEST - TOP
         if len(self._names) <= NAMED:
             names = [(short(text, LONGEST_BESIDE), ink) for _, text, ink in self._names]
-            width = max([WIDTH, *(last + 8 + LETTER * len(name) for name, _ in names)])
+            width = max([WIDTH, *(LAST + 8 + LETTER * len(name) for name, _ in names)])
             ends = [self.place(self._x[0], y)[1] for y, _, _ in self._names]
-            heights = spread_out([(bottom - y) / (bottom - top) for y in ends], GAP)
+            heights = spread_out([(LOWEST - y) / high for y in ends], GAP)
             for (name, ink), height in zip(names, heights, strict=True):
-                marks.append(Words(last + 6, round(bottom - (bottom - top) * height, 1), name, ink, strong=True))
+                marks.append(Words(LAST + 6, round(LOWEST - high * height, 1), name, ink, strong=True))
         for i, (ink, text, opacity) in enumerate(self._legend):
-            x, y = self._frame[0] + 150 * (i % 2), HEIGHT + 8 + LEGEND_ROW * (i // 2)
+            x, y = LEFT + 150 * (i % 2), HEIGHT + 8 + LEGEND_ROW * (i // 2)
             marks += [
                 Area([(x, y - 4), (x + 9, y - 4), (x + 9, y + 4), (x, y + 4)], ink, opacity),
                 Words(x + 14, y, text),
             ]
         rows = -(-len(self._legend) // 2)
         return Chart(title, alt, marks, subtitle, "", width, HEIGHT + LEGEND_ROW * rows + 4 * bool(rows))
-
-
-def empty(title: str, alt: str, why: str, subtitle: str = "") -> Chart:
-    """A chart without data that says why it is empty."""
-    return Chart(title, alt, subtitle=subtitle, empty=why)
 
 
 @dataclass(frozen=True)
@@ -330,17 +296,15 @@ class Series:
     points: Sequence[Point]
 
 
-def chart(
-    title: str, x_label: str, series: Sequence[Series], *, low: float | None = None, high: float | None = None
-) -> Chart:
-    """A chart of plain lines; ``low`` and ``high`` are the ends of the y axis, by default those of the data."""
-    known = [(s, points) for s in series if (points := finite(s.points))]
+def chart(title: str, x_label: str, series: Sequence[Series]) -> Chart:
+    """A chart of plain lines."""
+    known = [(s, points) for s in series if (points := [p for p in s.points if all(map(math.isfinite, p))])]
     if not known:
         why = "nothing was measured yet"
-        return empty(title, f"{title}: {why}", why)
+        return Chart(title, f"{title}: {why}", empty=why)
     ys = [y for _, points in known for _, y in points]
     xs = [x for _, points in known for x, _ in (points[0], points[-1])]
-    plot = Plot((min(xs), max(xs)), (min(ys) if low is None else low, max(ys) if high is None else high), x_label)
+    plot = Plot((min(xs), max(xs)), (min(ys), max(ys)), x_label)
     for s, points in known:
         dashes = (4.0, 2.0) if s.number // LINES % 2 else ()
         plot.line(points, f"line-{s.number % LINES}", s.name, dashes=dashes)
@@ -358,15 +322,11 @@ def thinned(points: Sequence[AnyPoint]) -> list[AnyPoint]:
     return [points[int(i * step)] for i in range(MOST_POINTS - 1)] + [points[-1]]
 
 
-def finite(points: Sequence[Point]) -> list[Point]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def powers_of_ten(low: float, high: float) -> list[Tick]:
-    """At most six ticks of a logarithmic axis."""
+def powers_of_ten(low: float, high: float) -> list[float]:
+    """At most six powers of ten from ``low`` to ``high``."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     step = max(1, -(-(last - first + 1) // 6))
-    return [Tick(10.0**power, f"{10.0**power:g}") for power in range(first, last + 1, step)]
+    return [10.0**power for power in range(first, last + 1, step)]
 
 
 def _path(points: Sequence[Point]) -> str:

@@ -14,17 +14,7 @@ from typing import Any
 
 from ftis.records.files import write_whole
 from ftis.records.pairs import PairMeasures
-from ftis.view.charts import (
-    ROUND,
-    Chart,
-    Plot,
-    Style,
-    arm_styles,
-    empty,
-    logarithmic,
-    powers_of_ten,
-    short,
-)
+from ftis.view.charts import ROUND, Chart, Plot, Style, arm_styles, short
 from ftis.view.sections import render_figure
 
 MOST_SIDE_BY_SIDE = 8
@@ -77,7 +67,7 @@ def learning(
     alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"
     subtitle = f"{split}, {measure}"
     if not drawn:
-        return empty(short(peer), alt, "nothing was measured", subtitle)
+        return Chart(short(peer), alt, subtitle=subtitle, empty="nothing was measured")
     measured = [p for points in drawn.values() for p in points]
     ends = [x for p in measured for x in (over.mean(p), *(over.of_seed(p, seed) for seed in p["per_seed"]))]
     plot = Plot((0.0 if over.key else min(ends), max(ends)), limits, over.label)
@@ -119,14 +109,12 @@ def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: 
 
 
 def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
-    """The ends of one axis for all panels of a split, from measured values alone: bands of few seeds are very wide."""
+    """The ends of one axis for all panels of a split, with room around the values; of shares at most 1.02.
+
+    Bands do not count: those of few seeds are very wide.
+    """
     values = [value for points in curves for point in points for value in point["per_seed"].values()]
     low, high = min(values, default=0.0), max(values, default=1.0)
-    return with_room(low, high)
-
-
-def with_room(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis for values from ``low`` to ``high``, with room around them; for shares, at most 1.02."""
     room = max(0.12 * (high - low), 0.02)
     return max(-0.02, low - room) if low >= 0 else low - room, min(1.02, high + room) if high <= 1 else high + room
 
@@ -178,10 +166,10 @@ def weights(heard: PairMeasures, cap: float | None) -> Chart:
     alt = f"{heard.arm}, {heard.learner}: π_old/π_gen of {heard.source}'s tokens over rounds"
     subtitle = "weight per token, before truncation"
     if not rounds:
-        return empty(_title(heard), alt, NOTHING, subtitle)
+        return Chart(_title(heard), alt, subtitle=subtitle, empty=NOTHING)
     least, most = series("min", min), series("max", max)
     low, high = min(least) / 1.5, 1.5 * max(2 * (cap or 1.0), *most)
-    plot = Plot((rounds[0], rounds[-1]), (low, high), ROUND, y_scale=logarithmic, y_ticks=powers_of_ten(low, high))
+    plot = Plot((rounds[0], rounds[-1]), (low, high), ROUND, logarithmic=True)
     plot.band(list(zip(rounds, least, most, strict=True)), "weights", 0.16)
     plot.band(list(zip(rounds, series("p10"), series("p90"), strict=True)), "weights", 0.5)
     plot.line(list(zip(rounds, series("p50"), strict=True)), "ink", width=1.3)
@@ -204,36 +192,22 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
     alt = f"{heard.arm}, {heard.learner}: mean KL of {heard.source}'s rollouts over rounds, {unit}"
     alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else ""
     subtitle = f"KL, {unit}"
-    rounds = _rounds(drawn)
+    rounds = sorted({step for _, at_round in drawn.values() for step in at_round})
     if not rounds:
-        return empty(_title(heard), alt, NOTHING, subtitle)
+        return Chart(_title(heard), alt, subtitle=subtitle, empty=NOTHING)
     heights = [value for _, at_round in drawn.values() for values in at_round.values() for value in values]
     middle = max(sorted(map(abs, heights))[len(heights) // 2], 1e-9)
     low, high = max(min(heights), -OUTLIER * middle), min(max(heights), OUTLIER * middle)
     high = max(high, threshold[1]) if threshold else high
     room = 0.08 * (high - low)
     plot = Plot((rounds[0], rounds[-1]), (low - room, high + room), ROUND)
-    ends = _lines_over_seeds(plot, drawn, "{label} {last:.2f}")
-    if threshold:
-        plot.level(threshold[1], f"g = {threshold[1]:g} ({threshold[0]})")
-    return plot.chart(_title(heard), f"{alt}; at the end {ends}", subtitle)
-
-
-Drawn = Mapping[str, tuple[str, Mapping[int, Sequence[float]]]]
-"""Lines by name: each with its ink, and its values by finished rounds."""
-
-
-def _rounds(drawn: Drawn) -> list[int]:
-    return sorted({step for _, at_round in drawn.values() for step in at_round})
-
-
-def _lines_over_seeds(plot: Plot, drawn: Drawn, label: str) -> str:
-    """Draw each line's mean over seeds and the range of seeds around it; return the last means as text."""
     ends = []
     for name, (ink, at_round) in drawn.items():
         if at_round:
             plot.band([(step, min(values), max(values)) for step, values in at_round.items()], ink, 0.15)
             means = [(float(step), fmean(values)) for step, values in at_round.items()]
-            ends.append(label.format(label=name, last=means[-1][1]))
+            ends.append(f"{name} {means[-1][1]:.2f}")
             plot.line(means, ink, ends[-1], width=1.8)
-    return ", ".join(ends)
+    if threshold:
+        plot.level(threshold[1], f"g = {threshold[1]:g} ({threshold[0]})")
+    return plot.chart(_title(heard), f"{alt}; at the end {', '.join(ends)}", subtitle)
