@@ -26,9 +26,7 @@ from ftis.view.charts import (
     Words,
     arm_styles,
     chart,
-    empty,
     in_short,
-    logarithmic,
     powers_of_ten,
     spread_out,
 )
@@ -75,7 +73,7 @@ def test_arms_can_be_told_apart_and_read_by_day_and_in_the_dark() -> None:
     for ink in (*charts.COLOURS, *charts.BASELINE_COLOURS, "bad", "soft"):
         assert 1.05 / (luminance(INKS[ink]) + 0.05) >= 4.5, ink
         assert (luminance(by_night[ink]) + 0.05) / (luminance(by_night["paper"]) + 0.05) >= 4.5, ink
-        assert f".chart .{ink} {{ fill: var(--{ink}); }}" in rules
+        assert f".chart .{ink} {{ color: var(--{ink}); }}" in rules
 
 
 def test_arms_can_be_told_apart_by_people_without_red_or_green_cones() -> None:
@@ -118,9 +116,9 @@ def test_a_chart_puts_data_into_its_frame() -> None:
     assert plot.place(5, 0.5) == ((corner[0] + other[0]) / 2, (corner[1] + other[1]) / 2)
     assert plot.place(-3, 7) == (corner[0], other[1])
     ticks = powers_of_ten(0.05, 300)
-    assert [tick.text for tick in ticks] == ["0.1", "1", "10", "100"]
-    plot = Plot((0, 1), (0.1, 100), "round", y_scale=logarithmic, y_ticks=ticks)
-    heights = [plot.place(0, tick.at)[1] for tick in ticks]
+    assert ticks == [0.1, 1, 10, 100]
+    plot = Plot((0, 1), (0.1, 100), "round", logarithmic=True)
+    heights = [plot.place(0, tick)[1] for tick in ticks]
     assert [round(b - a) for a, b in pairwise(heights)] == [round((heights[-1] - heights[0]) / 3)] * 3
     assert len(powers_of_ten(1e-9, 1e9)) <= 6
     assert [in_short(value) for value in (0, 0.5, 900, 20_000, 1_500_000)] == ["0", "0.5", "900", "20k", "1.5M"]
@@ -164,7 +162,7 @@ def test_names_of_lines_lie_apart_within_the_drawing_and_of_many_none_is_named()
 @given(st.text(st.characters(codec="utf-8"), max_size=12))
 def test_a_sheet_of_charts_is_one_svg_with_their_words(text: str) -> None:
     shown = chart(text, "round", [Series(f"a&{text}", 0, [(0.0, 0.0), (1.0, 1.0)])])
-    root = ElementTree.fromstring(render_figure([[shown, empty("t", "", "nothing")], [shown]]))
+    root = ElementTree.fromstring(render_figure([[shown, Chart("t", "", empty="nothing")], [shown]]))
     words = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert words.count("nothing") == 1
     assert words.count(visible(text).replace("\r", "\n")) >= 2

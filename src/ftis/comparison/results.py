@@ -75,6 +75,10 @@ def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str,
 
 def compared(study: Study) -> dict[str, Any]:
     """The same, written nowhere."""
+
+    def of_means(split: str, arm: str) -> dict[str, Any]:
+        return over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, split, arm), strict=True)))
+
     recipe, baselines = study.recipe, study.baselines
     equal = matched(study.arms, baselines)
     notes = [
@@ -113,7 +117,7 @@ def compared(study: Study) -> dict[str, Any]:
         },
         "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
         "accuracy_of_mean": {
-            split: {arm.name: {"final": _mean_accuracy(study, split, arm.name)} for arm in study.arms}
+            split: {arm.name: {"final": of_means(split, arm.name)} for arm in study.arms}
             for split in (study.splits if study.seeds and len(study.peer_names) > 1 else ())
         },
         "comparisons": comparisons,
@@ -183,22 +187,20 @@ def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]
 
 def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """The mean over peers, at the steps and seeds at which all were evaluated."""
-
-    def mean(values: Sequence[Mapping[str, Any] | None], seed: str) -> float | None:
-        known = [value["per_seed"][seed] for value in values if value is not None]
-        return fmean(known) if len(known) == len(values) else None
-
     points = []
     for step in sorted(set.intersection(*({point["step"] for point in curve} for curve in curves))):
         at_step = [next(point for point in curve if point["step"] == step) for curve in curves]
         seeds = [seed for seed in at_step[0]["per_seed"] if all(seed in point["per_seed"] for point in at_step)]
+
+        def means(values: Sequence[Mapping[str, Any]], seeds: Sequence[str] = seeds) -> dict[str, float]:
+            return {seed: fmean(of["per_seed"][seed] for of in values) for seed in seeds}
+
         if seeds:
-            spent = {
-                key: _mean_of({seed: mean([point[key] for point in at_step], seed) for seed in seeds})
-                for key in ("tokens", "seconds")
-            }
-            accuracies = {seed: fmean(point["per_seed"][seed] for point in at_step) for seed in seeds}
-            points.append({"step": step, **over_seeds(accuracies), **spent})
+            found = {"step": step, **over_seeds(means(at_step))}
+            for key in ("tokens", "seconds"):
+                spent = [point[key] for point in at_step]
+                found[key] = _mean_of(means(spent)) if all(spent) else None
+            points.append(found)
     return points
 
 
@@ -215,10 +217,6 @@ def _accuracy(study: Study, split: str, arm: str, peer: str) -> dict[str, Any]:
         "start": over_seeds({seed: of_seed[0].accuracy for seed, of_seed in rows.items()}),
         "final": over_seeds({seed: final_accuracy(of_seed) for seed, of_seed in rows.items()}),
     }
-
-
-def _mean_accuracy(study: Study, split: str, arm: str) -> dict[str, Any]:
-    return over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, split, arm), strict=True)))
 
 
 def over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:

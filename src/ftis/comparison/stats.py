@@ -111,33 +111,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     With p_(1) ≤ … ≤ p_(m): p̃_(i) = max over j ≤ i of min(1, (m − j + 1) · p_(j)). Rejecting where p̃ < α keeps the
     chance of *any* false rejection below α, however the tests depend on each other.
-
-    A nan is an error: the caller gives 1 for a test that could not be made, or leaves it out of the m.
     """
-    p = np.asarray(p_values, dtype=np.float64)
-    if p.ndim != 1:
-        raise ValueError(f"p_values must be a list of numbers, got the shape {list(p.shape)}")
-    for i, value in enumerate(p):
-        if not 0 <= value <= 1:
-            raise ValueError(
-                f"p_values[{i}] is {value}, not within 0 … 1: leave out a test that could not be made, or give 1 for it"
-            )
-    m = len(p)
+    p, m = np.asarray(p_values, dtype=np.float64), len(p_values)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(m)
     adjusted[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(m, 0, -1) * p[order]))
     return [float(value) for value in adjusted]
 
 
-def verdict(difference: PairedDifference, p_adjusted: float | None = None) -> Label:
+def verdict(difference: PairedDifference, p: float) -> Label:
     """The verdict in plain words: better or worse if p < ``ALPHA``, else no difference *shown*.
 
     Args:
-        p_adjusted: p by :func:`holm` if this is one of several comparisons; by default ``difference.p_value``.
+        p: of the difference, by :func:`holm` if this is one of several comparisons.
     """
-    p = difference.p_value if p_adjusted is None else p_adjusted
-    if not 0 <= p <= 1:
-        raise ValueError(f"p = {p} is not within 0 … 1: take it from holm() over all comparisons")
     if p >= ALPHA or difference.n < 2 or not difference.mean:
         return "no difference shown"
     return "better" if difference.mean > 0 else "worse"

@@ -43,7 +43,6 @@ class CurveAxis:
     """Charts over one x axis; ``key`` names the axis in the page."""
 
     key: str
-    label: str
     charts: Sequence[Chart]
 
 
@@ -67,11 +66,6 @@ class EventLine:
     when: str
     peer: str
     text: str
-
-
-@dataclass(frozen=True)
-class Events:
-    lines: Sequence[EventLine]
 
 
 def glance(arm: ArmOfRun, now: float | None = None) -> Glance:
@@ -102,20 +96,20 @@ def rounds(arm: ArmOfRun) -> CurveSet | None:
         ("tokens", "own tokens", lambda peer, step: peer.spent_by(step)[0]),
         ("seconds", "own seconds", lambda peer, step: peer.spent_by(step)[1]),
     ]
-    ink, overs = arm.arm.peers.index, []  # a peer has the same in every chart
-    for key, label, of in axes:
-
-        def series(values: Callable[[PeerRun], Sequence[tuple[int, float]]], of: Any = of) -> list[Series]:
-            return [
-                Series(name, ink(name), [(x, y) for step, y in values(p) if (x := of(p, step)) is not None])
-                for name, p in arm.peers.items()
-            ]
-
-        charts = [
-            chart("Accuracy on validation", label, series(lambda p: [(e.step, e.accuracy) for e in p.on(VALIDATION)])),
-            chart("Reward of own completions", label, series(lambda p: reward_means(p.rounds))),
-        ]
-        overs.append(CurveAxis(key, label, charts))
+    measured: dict[str, Callable[[PeerRun], list[tuple[int, float]]]] = {
+        "Accuracy on validation": lambda peer: [(row.step, row.accuracy) for row in peer.on(VALIDATION)],
+        "Reward of own completions": lambda peer: reward_means(peer.rounds),
+    }
+    overs = []
+    for key, label, over in axes:
+        charts = []
+        for title, values in measured.items():
+            drawn = []
+            for name, peer in arm.peers.items():
+                points = [(x, y) for step, y in values(peer) if (x := over(peer, step)) is not None]
+                drawn.append(Series(name, arm.colour_of(name), points))
+            charts.append(chart(title, label, drawn))
+        overs.append(CurveAxis(key, charts))
     return CurveSet(overs, any(peer.thinned for peer in arm.peers.values()), arm.arm.name)
 
 
@@ -151,7 +145,7 @@ def _tokens_per_second(rows: Sequence[RoundRow]) -> str:
     return amount((last - first) / seconds) if seconds and first is not None and last is not None else "–"
 
 
-def events(arm: ArmOfRun) -> Events | None:
+def events(arm: ArmOfRun) -> list[EventLine] | None:
     """The events of joined peers, the newest first; None if there are none."""
     found: list[tuple[str, int, EventLine]] = []
     for name, peer in arm.peers.items():
@@ -161,7 +155,7 @@ def events(arm: ArmOfRun) -> Events | None:
                 when, after = str(row.get("time", "")), int(row.get("step", row.get("round", 0)) or 0)
                 found.append((when, after, EventLine(when, name, text[:LONGEST_EVENT])))
     found.sort(key=lambda event: event[:2], reverse=True)
-    return Events([line for _, _, line in found[:LAST_EVENTS]]) if found else None
+    return [line for _, _, line in found[:LAST_EVENTS]] or None
 
 
 def _in_words(row: Mapping[str, Any], rounds: int) -> str:

@@ -120,11 +120,8 @@ def _reached(trained: Trained) -> list[str]:
             rows.append([split, str(last.problems), f"{first.accuracy:.3f}", f"{last.accuracy:.3f}", str(last.step)])
     if not rows:
         return []
-    what = accuracy_is(trained.recipe)
-    return [f"## What it reached\n\n{what[0].upper()}{what[1:]} on problems held out.\n", *_table(COLUMNS, rows)]
-
-
-COLUMNS = ["split", "problems", "before training", "trained", "after round"]
+    what, head = accuracy_is(trained.recipe), ["split", "problems", "before training", "trained", "after round"]
+    return [f"## What it reached\n\n{what[0].upper()}{what[1:]} on problems held out.\n", *_table(head, rows)]
 
 
 def _asked(trained: Trained, adapter: bool) -> list[str]:

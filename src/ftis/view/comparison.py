@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -197,9 +197,24 @@ SHOWN = ("better", "worse")
 """The verdicts with which a difference counts as shown."""
 
 
-OF_ROLLOUTS = ("Rounds", "Trained on", "Generated", "Tokens generated")
-OF_TIME = ("Sampling", "Exchange", "Training", "Own seconds", "Waited", "MB sent", "MB received")
-"""Headings of a peer's seconds and bytes."""
+SPENT: Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "Rollouts per round, tokens over all rounds": {
+        "Rounds": lambda of: amount(of["rounds"]),
+        "Trained on": lambda of: amount(of["rollouts_trained"], of["rounds"]),
+        "Generated": lambda of: amount(of["rollouts_generated"], of["rounds"]),
+        "Tokens generated": lambda of: amount(of["tokens_generated"]),
+    },
+    "Seconds and bytes over all rounds": {
+        "Sampling": lambda of: seconds_text(of["seconds_sampling"]),
+        "Exchange": lambda of: seconds_text(of["seconds_exchange"]),
+        "Training": lambda of: seconds_text(of["seconds_training"]),
+        "Own seconds": lambda of: seconds_text(of["seconds"]),
+        "Waited": lambda of: seconds_text(of["seconds_waited"]),
+        "MB sent": lambda of: f"{of['bytes_sent'] / 1e6:.2f}",
+        "MB received": lambda of: f"{of['bytes_received'] / 1e6:.2f}",
+    },
+}
+"""Two tables of a peer's cost: for each column, the text of its :func:`ftis.comparison.budgets.spent`."""
 
 
 @dataclass(frozen=True)
@@ -308,35 +323,14 @@ def _spent_tables(
     means: str, spent: Mapping[str | None, Mapping[str, Mapping[str, Any]]], styles: Mapping[str, Style]
 ) -> list[Table]:
     """Two tables, of rollouts, and of seconds and bytes: under each title a row per arm."""
-    captions = {"Rollouts per round, tokens over all rounds": OF_ROLLOUTS, "Seconds and bytes over all rounds": OF_TIME}
     tables = []
-    for caption, columns in captions.items():
+    for caption, columns in SPENT.items():
         groups = []
         for title, by_arm in spent.items():
-            rows = []
-            for arm, of_arm in by_arm.items():
-                texts = _spent_texts(of_arm)
-                rows.append([_arm(arm, styles), *(Cell(texts[name]) for name in columns)])
+            rows = [[_arm(arm, styles), *(Cell(text(of)) for text in columns.values())] for arm, of in by_arm.items()]
             groups.append(RowGroup(title, rows))
         tables.append(Table(f"{caption}; {means}", ["Arm", *columns], groups))
     return tables
-
-
-def _spent_texts(spent: Mapping[str, Any]) -> dict[str, str]:
-    """The amounts that a peer spent as text, by the heading of the column."""
-    return {
-        "Rounds": amount(spent["rounds"]),
-        "Trained on": amount(spent["rollouts_trained"], spent["rounds"]),
-        "Generated": amount(spent["rollouts_generated"], spent["rounds"]),
-        "Tokens generated": amount(spent["tokens_generated"]),
-        "Sampling": seconds_text(spent["seconds_sampling"]),
-        "Exchange": seconds_text(spent["seconds_exchange"]),
-        "Training": seconds_text(spent["seconds_training"]),
-        "Own seconds": seconds_text(spent["seconds"]),
-        "Waited": seconds_text(spent["seconds_waited"]),
-        "MB sent": f"{spent['bytes_sent'] / 1e6:.2f}",
-        "MB received": f"{spent['bytes_received'] / 1e6:.2f}",
-    }
 
 
 def _arm(name: str, styles: Mapping[str, Style]) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -33,6 +33,7 @@ LEARNED = {
 """Measures of a source's rollouts: each with its title in the table and its number of digits."""
 
 GAP = "sampling/checked_logp_difference/max"
+"""The largest difference between sampler and learner on the own tokens that a round checks."""
 
 LAST_ROUNDS = 30
 """The most columns of the matrix, one per round."""
@@ -72,13 +73,13 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Taken:
-    """The matrix of learners and sources in the last rounds."""
+    """The matrix of learners and sources in the last rounds; ``together``: a row has all of a learner's sources."""
 
     first: int
     last: int
     rows: Sequence[MatrixRow]
-    legend: Sequence[tuple[str, str, str]]
     together: bool
+    legend: Mapping[str, tuple[str, str]] = field(default_factory=lambda: STATES)
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,10 @@ class ArmExchange:
 
     Attributes:
         together: words for the pairs that one figure shows together; "" if each pair has figures of its own.
-        taken: the matrix of a single seed; None with several.
-        learned: a table of the fate of each source's rollouts; a learner's own are among them.
-        refusals: a table of refusals with reasons; None if nothing was refused.
-        honesty: a table of the evidence on each source; None if there was no test.
-        sampler_gap: the largest difference in nats between sampler and learner on the own tokens that were checked; ""
-            if it was not measured.
+        taken: None with several seeds.
+        refusals: None if nothing was refused.
+        honesty: None if there was no test.
+        sampler_gap: in nats, by :data:`GAP`; "" if it was not measured.
     """
 
     name: str
@@ -149,8 +148,7 @@ def taken(rounds: ArmRounds) -> Taken | None:
         for name, others in [("the others", sources)] if together else [(source, [source]) for source in sources]:
             marks = [_mark(by_step[step], others) if step in by_step else None for step in range(first, last + 1)]
             rows.append(MatrixRow(learner, name, marks))
-    legend = [(state, sign, meaning) for state, (sign, meaning) in STATES.items()]
-    return Taken(first, last, rows, legend, together)
+    return Taken(first, last, rows, together)
 
 
 def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
@@ -185,12 +183,12 @@ def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
     heard, learners = rounds.grouped(), len(rounds.sources)
     cap, columns = cap_of(rounds, objective), learners if learners > 1 else len(heard)
     filters = any(map(any, (values for of in heard for values in of.values("dropped").values())))
-    known = objective.kl_estimator and objective.kl_threshold is not None and filters
-    threshold = (str(objective.kl_estimator), float(objective.kl_threshold or 0)) if known else None
-    divergence = [figures.divergence(of, objective.kl_reduction, threshold) for of in heard]
+    threshold = None
+    if objective.kl_estimator and objective.kl_threshold is not None and filters:
+        threshold = objective.kl_estimator, objective.kl_threshold
     return Weighed(
         ChartRow.of([figures.weights(of, cap) for of in heard], columns),
-        ChartRow.of(divergence, columns),
+        ChartRow.of([figures.divergence(of, objective.kl_reduction, threshold) for of in heard], columns),
     )
 
 
@@ -211,10 +209,10 @@ def _learned(rounds: ArmRounds) -> Table:
     rows = []
     for learner, sources in rounds.sources.items():
         measured = [rounds.measures(learner, [learner], f"{learner} itself")]
-        few = len(rounds.pairs) <= MOST_FIGURES
-        measured += (
-            [rounds.measures(learner, [s]) for s in sources] if few else [rounds.measures(learner, sources, "another")]
-        )
+        if len(rounds.pairs) <= MOST_FIGURES:
+            measured += [rounds.measures(learner, [source]) for source in sources]
+        else:
+            measured.append(rounds.measures(learner, sources, "another"))
         rows += [[learner, of.source, *_means(of)] for of in measured]
     head = ["Learner", "Source", *(title for title, _ in LEARNED.values())]
     return Table.of(f"{rounds.arm}: rollouts a round, and their weights; means over rounds and seeds", head, rows)
@@ -245,7 +243,7 @@ def _refusals(rounds: ArmRounds) -> Table | None:
 
 
 def honesty(rounds: ArmRounds) -> Table | None:
-    """A table of the honesty test's highest evidence on each source, and of the learner and round that had it."""
+    """A table of the highest evidence on each source, and of who had it; None if there was no test."""
     tested: dict[str, list[tuple[float, str, Mapping[str, Any]]]] = {}
     found: dict[str, list[str]] = {}
     for seed, run in rounds.runs.items():
@@ -273,13 +271,12 @@ def honesty(rounds: ArmRounds) -> Table | None:
             Cell(", ".join(map(repr, last.get("honesty/passages") or ()))[:LONGEST_REASON]),
         ]
         rows.append((nats, [Cell(source), *cells]))
-    if not rows:
-        return None
     head = ["Source", "Evidence, nats", "Needed", "Highest at", "Tokens tested", "Found by", "Telling passages"]
     caption = (
         f"{rounds.arm}: evidence that a source does not draw its tokens from the log-probabilities that it reports"
     )
-    return Table(caption, head, [RowGroup(None, [row for _, row in sorted(rows, key=lambda of: -of[0])])])
+    rows.sort(key=lambda of: -of[0])
+    return Table(caption, head, [RowGroup(None, [row for _, row in rows])]) if rows else None
 
 
 def _sampler_gap(rounds: ArmRounds) -> str:

@@ -61,7 +61,7 @@ def learning(
     an unknown amount are left out.
     """
     known = {arm: [p for p in points if not over.key or p[over.key]] for arm, points in curves.items()}
-    # The untrained model's point alone is no curve; it is drawn only if nothing else was measured.
+    # The untrained model's point alone is drawn only if nothing else was measured.
     drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
     arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
     alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"

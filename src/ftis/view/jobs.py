@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
 
 from ftis.check.formatting import counted, in_time
 from ftis.recipe.arms import Arm
-from ftis.records.plan import Plan
-from ftis.records.reading import VALIDATION, PeerRun
+from ftis.records.following import Directory
+from ftis.records.reading import VALIDATION, PeerRun, Study
 from ftis.records.standing import Left, seconds_left
 from ftis.view.sentences import share
-
-
-class Records(Protocol):
-    """The records of every arm under every seed."""
-
-    @property
-    def plan(self) -> Plan: ...
-
-    def peer(self, seed: int, arm: str, peer: str) -> PeerRun: ...
-
 
 RECENT = 60.0
 """Seconds without a record after which a job counts as silent, unless three of its rounds take longer."""
@@ -34,7 +23,7 @@ class GridCell:
 
     Attributes:
         part: the share of its rounds that are finished, 0 to 1.
-        address: the address of its own page, if there is one.
+        address: the address of its own page; "" without one.
     """
 
     state: str
@@ -43,7 +32,7 @@ class GridCell:
     seed: int
     arm: str
     part: float
-    address: str = ""
+    address: str
 
 
 @dataclass(frozen=True)
@@ -61,12 +50,12 @@ class Jobs:
     arms: Sequence[ArmJobs]
 
 
-def jobs(records: Records, now: float) -> Jobs:
+def jobs(records: Directory | Study, now: float, link: Callable[[int, str], str] = lambda seed, arm: "") -> Jobs:
     """The grid of every arm under every seed.
 
     Args:
-        records: a directory that is followed, or a study.
         now: seconds since the epoch; math.inf if nobody writes the records any more, so that no job is at work.
+        link: (seed, arm) → the address of their page.
     """
     swarms = [
         (seed, arm, [records.peer(seed, arm.name, peer.name) for peer in swarm.peers])
@@ -78,30 +67,27 @@ def jobs(records: Records, now: float) -> Jobs:
     for seed, arm, peers in swarms:
         by_job.setdefault((seed, arm.name), []).extend(peers)
     rows = [
-        ArmJobs(arm.name, [_job(seed, arm, by_job[seed, arm.name], now) for seed in records.plan.seeds])
+        ArmJobs(arm.name, [_job(seed, arm, by_job[seed, arm.name], now, link) for seed in records.plan.seeds])
         for arm in records.plan.arms
     ]
     # The sentence counts swarms as jobs, as the terminal does; a cell of the grid has all swarms of its arm.
-    states = [_job(seed, arm, peers, now).state for seed, arm, peers in swarms]
+    states = [_job(seed, arm, peers, now, link).state for seed, arm, peers in swarms]
     done, at_work, total = states.count("done"), states.count("working"), len(states)
     sentence = f"{done} of {counted(total, 'job')} finished"
-    left = None if done == total else _left(swarms, at_work)
     if done < total:
+        left = _left(swarms, at_work)
         sentence += f", {at_work} at work" + (f", about {in_time(left)} left" if left is not None else "")
     return Jobs(sentence, records.plan.seeds, rows)
 
 
-def _job(seed: int, arm: Arm, peers: Sequence[PeerRun], now: float) -> GridCell:
+def _job(seed: int, arm: Arm, peers: Sequence[PeerRun], now: float, link: Callable[[int, str], str]) -> GridCell:
     of_each = arm.recipe.training.rounds
     step, rounds = sum(p.step for p in peers), of_each * len(peers)
     accuracies = [p.on(VALIDATION)[-1].accuracy for p in peers if p.on(VALIDATION)]
     accuracy = f"{fmean(accuracies):.3f}" if len(accuracies) == len(peers) else ""
     if all(p.missing(of_each) is None for p in peers):
-        state, text, words = (
-            "done",
-            accuracy or "done",
-            "finished" + (f", mean accuracy {accuracy}" if accuracy else ""),
-        )
+        state, text = "done", accuracy or "done"
+        words = "finished" + (f", mean accuracy {accuracy}" if accuracy else "")
     elif not any(p.changed for p in peers):
         state, text, words = "waiting", "·", "not started"
     else:
@@ -110,7 +96,7 @@ def _job(seed: int, arm: Arm, peers: Sequence[PeerRun], now: float) -> GridCell:
         rewards = [p.last["reward"] for p in peers if "reward" in p.last]
         words = f"{step} of {rounds} rounds" + (f", reward {share(fmean(rewards))}" if rewards else "")
         words += "" if state == "working" else ", nothing new lately"
-    return GridCell(state, text, words, seed, arm.name, step / rounds)
+    return GridCell(state, text, words, seed, arm.name, step / rounds, link(seed, arm.name))
 
 
 def _at_work(peer: PeerRun, rounds: int, now: float) -> bool:

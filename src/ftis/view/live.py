@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ftis.check.formatting import counted
 from ftis.config import FtisError
@@ -37,8 +36,6 @@ CLOCK = 5.0
 
 MOST_PLACES = 12
 """The most pages of arms that a page links to; an experiment with more is browsed from its grid."""
-
-FOLLOWING = "The page follows the records as they are written, and changes nothing. ftis report writes it down."
 
 Link = Callable[..., str]
 """A maker of addresses of the page's parts, called as in ``link("", seed=0, arm="F-TIS")``."""
@@ -83,13 +80,6 @@ class Made:
     places: Sequence[PageLink] = ()
 
 
-class Content(Protocol):
-    """The subject of a page."""
-
-    def look(self, tell_time: bool) -> Made:
-        """Look at the subject now. ``tell_time`` asks to renew also the parts that depend on the time alone."""
-
-
 @dataclass
 class _Drawn:
     """A section's HTML, the time and duration of its drawing, and whether the records have changed since."""
@@ -103,10 +93,10 @@ class _Drawn:
 class View:
     """One page, shared by all its readers."""
 
-    def __init__(self, content: Content, address: Address, link: Link) -> None:
+    def __init__(self, content: OfArm | OfExperiment, address: Address, link: Link) -> None:
         self._content = content
         events = link("events", seed=address.seed, arm=address.arm)
-        self._watching = Watching(link("page.css"), link("watch.js"), events, FOLLOWING)
+        self._watching = Watching(link("page.css"), link("watch.js"), events)
         self._lock = threading.Lock()
         self._about: object = None
         self._drawn: dict[str, _Drawn] = {}
@@ -166,7 +156,7 @@ class View:
             self._shown = Shown(self._shown.number + 1, page.title, header, sections)
 
 
-def of_directory(directory: Directory, address: Address, link: Link) -> Content:
+def of_directory(directory: Directory, address: Address, link: Link) -> OfArm | OfExperiment:
     """The subject of a directory's page: an experiment or an arm."""
     if directory.plan.is_experiment and address.arm is None:
         return OfExperiment(directory, link)
@@ -182,6 +172,7 @@ class OfArm:
         self._seen: Glance | None = None
 
     def look(self, tell_time: bool) -> Made:
+        """The arm now; ``tell_time`` asks to renew also the parts that depend on the time alone."""
         self._directory.look()
         seed, arm = self._followed()
         changed = arm.refresh()
@@ -228,25 +219,19 @@ class OfExperiment:
         self._verdicts: Sequence[Section] = ()
 
     def look(self, tell_time: bool) -> Made:
+        """The experiment now."""
         self._directory.look()
         plan = self._directory.plan
-        grid = jobs(self._directory, time.time())
+        grid = jobs(self._directory, time.time(), lambda seed, arm: self._link("", seed=seed, arm=arm))
         changed, self._grid = grid != self._grid, grid
         self._compare(grid)
-        sections: dict[str, tuple[str, Callable[[], object]]] = {"jobs": ("Arms and seeds", lambda: self._linked(grid))}
+        sections: dict[str, tuple[str, Callable[[], object]]] = {"jobs": ("Arms and seeds", lambda: grid)}
         for section in self._verdicts:
             sections[section.anchor] = (section.title, lambda view=section.view: view)  # type: ignore[misc]
         facts = [plan.recipe.name, counted(len(plan.seeds), "seed"), counted(len(plan.recipe.peers), "peer")]
         about = plan.recipe.experiment
         page = Page(about.title or plan.recipe.name, facts, about.question, [grid.sentence + "."], [])
         return Made((plan.directory, self._complete), changed, page, sections)
-
-    def _linked(self, grid: Jobs) -> Jobs:
-        def linked(arm: str, seed: int) -> str:
-            return self._link("", seed=seed, arm=arm)
-
-        arms = [replace(row, jobs=[replace(j, address=linked(j.arm, j.seed)) for j in row.jobs]) for row in grid.arms]
-        return replace(grid, arms=arms)
 
     def _compare(self, grid: Jobs) -> None:
         """Compare the complete seeds anew when another seed is complete."""

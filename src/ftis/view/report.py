@@ -150,17 +150,10 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return ", ".join(part for part in (cores, *machine.get("gpus", []), machine.get("platform", "")) if part)
 
 
-ALONE = {
-    "trained": "as many rollouts trained",
-    "generated": "as many rollouts generated",
-}
-"""Words for the quantity that a peer alone and a peer in the swarm have in equal amounts, by the arm's ``budget``."""
-
-
 def _arm_in_words(arm: Arm) -> str:
     parts = [
         arm.recipe.objective.name,
-        "together" if arm.config.collaborate else f"every peer alone, {ALONE[arm.config.budget]}",
+        "together" if arm.config.collaborate else f"every peer alone, as many rollouts {arm.config.budget}",
         *(f"{key} = {value}" for key, value in arm.config.set.items()),
     ]
     return ", ".join(parts)

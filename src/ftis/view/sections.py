@@ -128,16 +128,11 @@ class PageLink:
 
 @dataclass(frozen=True)
 class Watching:
-    """The addresses that a live page needs: its stylesheet, its script and its events.
-
-    Attributes:
-        about: a sentence that names the records or the swarm that the page follows.
-    """
+    """The addresses that a live page needs: its stylesheet, its script, its events and the other pages."""
 
     stylesheet: str
     script: str
     events: str
-    about: str
     places: Sequence[PageLink] = ()
 
 

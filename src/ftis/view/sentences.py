@@ -100,17 +100,11 @@ class About:
 
 def about(peer: Standing) -> About:
     """The sentences on one peer."""
-    remarks = remarks_on(peer)
-    return About(peer.name, level_of(remarks), where(peer), remarks)
+    remarks = remarks_on(peer)  # the worst first
+    return About(peer.name, remarks[0].level if remarks else "fine", _where(peer), remarks)
 
 
-def level_of(remarks: Sequence[Remark]) -> Level:
-    """The worst of some remarks' levels."""
-    levels = {remark.level for remark in remarks}
-    return "trouble" if "trouble" in levels else "look" if "look" in levels else "fine"
-
-
-def where(peer: Standing) -> str:
+def _where(peer: Standing) -> str:
     """``round 31 of 80, learned from 118 of large's 144 rollouts in 10 rounds, reward .62 (+.09 in 10 rounds), …``"""
     if not peer.step:
         return f"no round of {peer.rounds} finished yet" + (", evaluated once" if peer.started else "")
@@ -131,7 +125,7 @@ def _learned(peer: Standing) -> str:
         (source,) = peer.sources
         if not source.offered:
             return f"learned from nothing of {source.name}{lately}"
-        return f"learned from {source.used:,} of {possessive(source.name)} {source.offered:,} rollouts{lately}"
+        return f"learned from {source.used:,} of {source.name}’s {source.offered:,} rollouts{lately}"
     used, offered = sum(s.used for s in peer.sources), sum(s.offered for s in peer.sources)
     learned = f"learned from {used:,} of the others’ {offered:,} rollouts"
     if 1 < len(peer.sources) <= 4 and offered:
@@ -278,21 +272,16 @@ def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
     looking = [of.name for of in peers if of.level == "look"]
     finished = all(of.finished for of in standings)
     if worrying:
-        return f"{'Finished, with trouble' if finished else 'Trouble'} at {enumerated(worrying)}"
+        return f"{'Finished, with trouble' if finished else 'Trouble'} at {_enumerated(worrying)}"
     if looking:
-        return f"{'Finished' if finished else 'Working'}; have a look at {enumerated(looking)}"
-    return everybody(len(standings), finished)
-
-
-def everybody(peers: int, finished: bool) -> str:
-    """A sentence that all of some peers have finished, or are working."""
-    if peers == 1:
+        return f"{'Finished' if finished else 'Working'}; have a look at {_enumerated(looking)}"
+    if len(standings) == 1:
         return "Finished" if finished else "Working"
-    who = "Both peers" if peers == 2 else f"All {peers} peers"
+    who = "Both peers" if len(standings) == 2 else f"All {len(standings)} peers"
     return f"{who} {'have finished' if finished else 'are working'}"
 
 
-def enumerated(names: Sequence[str]) -> str:
+def _enumerated(names: Sequence[str]) -> str:
     """Names as a part of a sentence; if there are many, only the first ones."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more peers"
@@ -301,10 +290,6 @@ def enumerated(names: Sequence[str]) -> str:
 
 def _last(rounds: int) -> str:
     return "the last round" if rounds == 1 else f"the last {rounds} rounds"
-
-
-def possessive(name: str) -> str:
-    return f"{name}’" if name.endswith("s") else f"{name}’s"
 
 
 def of_its_time(seconds: Mapping[str, float]) -> str:

@@ -141,12 +141,9 @@ def application(watched: Path, token: str = "") -> Starlette:
 
 def address_in(directory: Directory, seed: str | None, arm: str | None) -> Address | None:
     """The page that the seed and the arm in an address ask for; None if there is none."""
-    seeds = {str(known): known for known in directory.plan.seeds}
-    if (seed is not None and seed not in seeds) or (
-        arm is not None and arm not in {a.name for a in directory.plan.arms}
-    ):
-        return None
-    return Address(None if seed is None else seeds[seed], arm)
+    seeds: dict[str | None, int | None] = {None: None, **{str(known): known for known in directory.plan.seeds}}
+    arms = {None, *(known.name for known in directory.plan.arms)}
+    return Address(seeds[seed], arm) if seed in seeds and arm in arms else None
 
 
 def _plain(text: str, status: int) -> Response:
