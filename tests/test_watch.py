@@ -12,12 +12,12 @@ import threading
 import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from pages import Page
 from scene import HOSTILE, Scene, both_budgets, cut, joined
 
 from ftis.config import FtisError
@@ -41,8 +41,7 @@ def run_of(place: Path, text: str = "<think>1+1=2</think>") -> Path:
 
 def get(app: Any, address: str, method: str = "GET", host: str = "127.0.0.1:8730") -> tuple[int, dict[str, str], str]:
     """What an application answers: status, headers and body."""
-    parts = urlsplit(address)
-    sent: list[Mapping[str, Any]] = []
+    parts, sent = urlsplit(address), list[Mapping[str, Any]]()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -50,47 +49,10 @@ def get(app: Any, address: str, method: str = "GET", host: str = "127.0.0.1:8730
     async def send(message: Mapping[str, Any]) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": parts.path,
-        "raw_path": parts.path.encode(),
-        "root_path": "",
-        "query_string": parts.query.encode(),
-        "headers": [(b"host", host.encode())],
-        "server": ("127.0.0.1", 8730),
-        "client": ("127.0.0.1", 1),
-    }
-    asyncio.run(app(scope, receive, send))
+    scope = {"type": "http", "method": method, "path": parts.path, "query_string": parts.query.encode()}
+    asyncio.run(app({**scope, "headers": [(b"host", host.encode())]}, receive, send))
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]).decode()
-
-
-class Page(HTMLParser):
-    """A page's text, scripts, addresses and handlers."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.scripts: list[dict[str, str | None]] = []
-        self.addresses: list[str] = []
-        self.said = ""
-        self.feed(html)
-        self.text = re.sub(r"\s+", " ", self.said)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("iframe", "object", "embed", "form", "img", "style")
-        if tag == "script":
-            self.scripts.append(dict(attrs))
-        for name, value in attrs:
-            assert not name.startswith("on"), (tag, name)
-            if name in ("src", "href", "data-events"):
-                self.addresses.append(value or "")
-
-    def handle_data(self, data: str) -> None:
-        self.said += data
 
 
 def text_at(directory: Path, address: str = "/") -> str:
