@@ -43,17 +43,22 @@ def found(of: Recipe, completions: list[str]) -> dict[str, float]:
     return parts_of_reward(of, TASK, "a", rollouts)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.1, 0.2, 1 / 3, 0.5, 0.8])
-def test_a_weighed_reward_tells_both_parts(weight: float) -> None:
+@pytest.mark.parametrize("weight", [None, 0.0, 0.1, 0.2, 1 / 3, 0.5, 0.8])
+def test_a_reward_tells_both_parts_weighed_or_graded_again(weight: float | None) -> None:
     of = recipe(format_weight=weight)
     assert found(of, [BOTH, ANSWER, FORMAT, NEITHER]) == {"format_right": 0.5, "answer_right": 0.5}
     assert found(of, [FORMAT] * 3 + [NEITHER]) == {"format_right": 0.75, "answer_right": 0.0}
     assert found(of, [ANSWER, ANSWER]) == {"format_right": 0.0, "answer_right": 1.0}
 
 
-def test_what_the_reward_does_not_tell_is_graded_again() -> None:
-    assert found(recipe(), [BOTH, ANSWER, FORMAT, NEITHER]) == {"format_right": 0.5, "answer_right": 0.5}
-    assert found(recipe(format_weight=1.0), [BOTH, FORMAT]) == {"format_right": 1.0, "answer_right": 0.5}
+def test_parts_are_those_that_the_reward_has() -> None:
+    graded = found(recipe(format_weight=1.0), [BOTH, FORMAT])
+    assert graded == {"format_right": 1.0, "answer_right": 0.5}
+    prefilled = found(recipe("<think>"), ["x</think><answer>7</answer>", BOTH])
+    assert prefilled == {"format_right": 0.5, "answer_right": 1.0}
+    untagged = found(recipe(extract="last_number"), ["7", "8", "none"])
+    assert untagged == pytest.approx({"format_right": 2 / 3, "answer_right": 1 / 3})
+    assert found(recipe(function="test_parts.own"), [BOTH]) == found(recipe(), []) == {}
 
 
 @pytest.mark.parametrize(("score", "right"), [(1.0, 1.0), (0.9, 0.0)])
@@ -62,25 +67,6 @@ def test_an_answer_in_a_wrong_format_is_right_with_a_full_score(
 ) -> None:
     monkeypatch.setattr("ftis.rewards.parts.graded", lambda *_: (False, score))
     assert found(recipe(), [ANSWER]) == {"format_right": 0.0, "answer_right": right}
-
-
-def test_a_reward_of_ones_own_has_no_parts() -> None:
-    assert found(recipe(function="test_parts.own"), [BOTH]) == {}
-    assert found(recipe(), []) == {}
-
-
-def test_an_answer_without_tags_is_right_only_where_the_format_is() -> None:
-    assert found(recipe(extract="last_number"), ["7", "8", "none"]) == {
-        "format_right": pytest.approx(2 / 3),
-        "answer_right": pytest.approx(1 / 3),
-    }
-
-
-def test_a_prefill_is_a_part_of_the_format() -> None:
-    assert found(recipe("<think>"), ["x</think><answer>7</answer>", BOTH]) == {
-        "format_right": 0.5,
-        "answer_right": 1.0,
-    }
 
 
 @pytest.mark.parametrize(("reward", "right"), [(0.2 + 0.8, 1.0), (0.2 + 0.8 * 0.9, 0.0), (0.8, 1.0)])

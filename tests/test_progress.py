@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     assert "F-TIS/a: loaded" in out.getvalue()  # before minutes of evaluation
     for step in range(1, 5):
         clock.now += 30
-        row = {"step": step, "reward": 0.25, "reward_std": 0.3, "frac_reward_zero_std": 0.5, "step_time": 12.34}
+        row = {"step": step, "reward": 0.25, "frac_reward_zero_std": 0.5, "step_time": 12.34}
         spent = {"tokens_sampled": 300 * step, "time/sample": 2.0 * step, "time/wait": 4.0 if step == 3 else 3e-5}
         display(RoundEnded({**row, **spent}, place))
     lines = [line.split("  ") for line in out.getvalue().splitlines()[2:]]
@@ -157,13 +158,9 @@ def test_a_terminal_shows_what_a_round_is_like_and_more_of_round_1() -> None:
     (line,) = [line for line in printed.splitlines() if "round" in line]
     parts = {"format right in 75%", "answer right in 12%", "12.3 kB sent", "peak memory 3.21 GB"}
     assert parts <= set(line.split("  "))
-    assert "reward 0.25  val 0.700  signal 50%  tokens/s 75  ood-clock 0.635" in bars
-    assert "2/40" in bars
-    assert "━" in bars
+    assert re.search("━.* 2/40 .*reward 0.25  val 0.700  signal 50%  tokens/s 75  ood-clock 0.635", bars)
     (line,) = on_a_terminal(events, width=80)[1].splitlines()
-    assert line.startswith("F-TIS/large-b  2/40 ")
-    assert line.endswith("…")
-    assert "━" not in line
+    assert re.fullmatch("F-TIS/large-b  2/40 [^━]*…", line)
 
 
 def test_an_experiment_on_a_terminal_shows_the_jobs_that_run() -> None:
@@ -174,9 +171,7 @@ def test_an_experiment_on_a_terminal_shows_the_jobs_that_run() -> None:
     assert printed == ""
     of_jobs, of_a, of_b = bars.splitlines()[:3]
     assert "0/3" in of_jobs
-    assert of_a.startswith("seed 0 F-TIS")
-    assert "2/4" in of_a
-    assert "a: reward 0.25  signal 50%  tokens/s 75" in of_a
+    assert re.match("seed 0 F-TIS .* 2/4 .*a: reward 0.25  signal 50%  tokens/s 75", of_a)
     assert "b: reward 0.25  signal 50%  tokens/s 150" in of_b
     _, bars = on_a_terminal([*events, JobEnded(place=Place(job=a.job))])
     assert [line.split("━")[0].strip() for line in bars.splitlines()[:2]] == ["jobs", "seed 0 alone b"]
@@ -198,13 +193,6 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     expected = [*first, *other] if terminal else ["a: loaded", *first, *(f"a: {text}" for text in told), *other]
     found = out.getvalue().split("\n")[:-1]
     assert [line.partition(" group:")[0] + " group" * (" group:" in line) for line in found] == expected
+    assert [(bar.completed, bar.total) for bar in display._bars.tasks] == [(14, 14)] * terminal
     (line,) = [line for line in found if line.startswith("a: first group")]
     assert {"format right in 0 of 12 completions, answer in 1", "11 without an end"} <= set(line.split("  "))
-
-
-def test_a_bar_is_as_long_as_what_is_known_to_come() -> None:
-    display = Display(Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None))
-    for done, most in ((0, 1), (1, 14), (7, 14), (7, 20)):
-        display(Sounded(done, most, Place(peer="a")))
-        (bar,) = display._bars.tasks
-        assert (bar.completed, bar.total) == (done, most)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -64,12 +65,12 @@ class Display:
         )
         self._tasks: dict[str, TaskID] = {}
         self._rounds: dict[str, int] = {}
-        self._notes: dict[str, dict[str, str]] = {}
+        self._notes = defaultdict[str, dict[str, str]](lambda: dict.fromkeys(NOTES, ""))
         self._loaded_at: dict[str, float] = {}
         self._tokens: dict[str, int] = {}
-        self._rows: dict[str, list[RoundRow]] = {}
-        self._evaluations: dict[str, list[EvaluationRow]] = {}
-        self._remarks: dict[str, dict[str, tuple[int, bool]]] = {}
+        self._rows = defaultdict[str, list[RoundRow]](list)
+        self._evaluations = defaultdict[str, list[EvaluationRow]](list)
+        self._remarks = defaultdict[str, dict[str, tuple[int, bool]]](dict)
         self._jobs, self._left, self._at_a_time = (0, 0), dict[str, Left](), 1
         self._last_line = -math.inf
 
@@ -133,8 +134,7 @@ class Display:
         return f"{peer}: {event.groups / event.most:.0%} of its preflight done{ending}"
 
     def _job_ended(self, label: str) -> None:
-        done, jobs = self._jobs[0] + 1, self._jobs[1]
-        self._jobs = (done, jobs)
+        self._jobs = done, jobs = self._jobs[0] + 1, self._jobs[1]
         if label in self._left:
             self._left[label] = replace(self._left[label], rounds=0)
         left = self._time_left()
@@ -159,11 +159,10 @@ class Display:
             case ArmBegun():
                 self._rounds[job] = event.rounds
             case RoundEnded(metrics=metrics) if job in self._rounds:
-                peer = event.place.peer
+                peer, total = event.place.peer, self._rounds[job]
                 name = f"{job}/{peer}"
                 notes = self._noted(name, metrics)
-                self._advance(job, event.step, self._rounds[job], f"{peer}: {_in_line(notes)}")
-                total = self._rounds[job]
+                self._advance(job, event.step, total, f"{peer}: {_in_line(notes)}")
                 state = self._state(name, peer, total, metrics)
                 line = self._round_line(name, state, metrics, notes.get("tokens/s"))
                 if job in self._left:
@@ -176,43 +175,38 @@ class Display:
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"
-        notes = self._notes.setdefault(name, {})
+        notes = self._notes[name]
         match event:
             case PeerStarted(step=step, slow=slow):
-                begun = f"goes on after round {step}" if step else "loaded"
-                self._line(f"{name}: {begun}")
+                self._line(f"{name}: " + (f"goes on after round {step}" if step else "loaded"))
                 if slow:
                     self._line(f"{name}: samples slowly, by {slow}: faster ways do not fit its model")
             case RoundEnded(metrics=metrics):
                 notes |= self._noted(name, metrics)
                 state = self._state(name, event.place.peer, self._rounds.get(name, event.step), metrics)
                 line = self._round_line(name, state, metrics, notes.get("tokens/s"))
-                if event.step == 1:  # on a terminal too, to compare a real round with preflight's estimate
-                    self._print(line)
-                else:
-                    self._line(line)
+                # The first one on a terminal too, to compare a real round with preflight's estimate.
+                (self._print if event.step == 1 else self._line)(line)
                 self._of_sampler(name, metrics, notes)
                 self._remark(name, state)
             case Evaluated(accuracies=splits):
                 if VALIDATION in splits:
-                    row = EvaluationRow(
-                        event.step, VALIDATION, splits[VALIDATION], event.problems, reward_std=event.reward_std
-                    )
-                    self._evaluations.setdefault(name, []).append(row)
-                notes.update({("val" if k == "validation" else k): f"{v:.3f}" for k, v in splits.items()})
+                    of = EvaluationRow(event.step, VALIDATION, splits[VALIDATION], event.problems)
+                    self._evaluations[name].append(replace(of, reward_std=event.reward_std))
+                notes.update({("val" if k == VALIDATION else k): f"{v:.3f}" for k, v in splits.items()})
                 self._line(f"{name}: round {event.step}  {'  '.join(f'{k} {v:.3f}' for k, v in splits.items())}")
         self._advance(name, event.step, self._rounds[name], _in_line(notes))
 
     def _state(self, name: str, peer: str, total: int, metrics: Mapping[str, Any]) -> Standing:
         """The state of a peer after one more round. Of older rounds only the measures that a state reads are kept."""
-        rows = self._rows.setdefault(name, [])
+        rows = self._rows[name]
         rows.append(RoundRow(int(metrics["step"]), metrics))
         if len(rows) > WINDOW:
             old = rows[-WINDOW - 1]
             kept = (*CAUSAL, "without_foreign")
             rows[-WINDOW - 1] = RoundRow(old.step, {key: old.measures[key] for key in kept if key in old.measures})
         swarm = list(by_peer(metrics)) or [peer]
-        return standing(peer, total, rows, swarm, evaluations=self._evaluations.get(name, []))
+        return standing(peer, total, rows, swarm, evaluations=self._evaluations[name])
 
     def _remark(self, name: str, state: Standing, least: int = 1) -> None:
         """Print the remarks on a peer that are new, or worse, or have lasted.
@@ -222,7 +216,7 @@ class Display:
         Args:
             least: the fewest rounds that a remark must last before it is printed.
         """
-        before, now = self._remarks.get(name, {}), dict[str, tuple[int, bool]]()
+        before, now = self._remarks[name], dict[str, tuple[int, bool]]()
         for remark in remarks_on(state):
             rounds, warned = before.get(remark.about, (0, False))
             rounds, worse = rounds + 1, remark.level == "trouble"
@@ -240,10 +234,8 @@ class Display:
         notes["log-probs"] = "computed again" if recomputed else "from the step"
         gap = metrics.get("sampling/checked_logp_difference/max")
         why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
-        done = "log-probabilities of own rollouts are computed again"
-        if in_step:
-            done = "log π_old of own rollouts is taken from the optimiser step"
-        self._line(f"{name}: {why}: {done}")
+        done = "log π_old of own rollouts is taken from the optimiser step"
+        self._line(f"{name}: {why}: {done if in_step else 'log-probabilities of own rollouts are computed again'}")
 
     def _noted(self, name: str, metrics: Mapping[str, Any]) -> dict[str, str]:
         """A round's notes by name: reward and, if known, the share of groups with signal and tokens a second."""
@@ -267,10 +259,8 @@ class Display:
             parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of all groups with signal")
         if "step_time" in metrics:
             waited = metrics.get("time/wait") or 0.0
-            parts.append(
-                f"{seconds_text(metrics['step_time'] - waited)} s"
-                + (f" and {seconds_text(waited)} s waiting" if waited >= 0.01 else "")
-            )
+            waiting = f" and {seconds_text(waited)} s waiting" if waited >= 0.01 else ""
+            parts.append(f"{seconds_text(metrics['step_time'] - waited)} s{waiting}")
         if tokens_per_second:
             parts.append(f"{tokens_per_second} tokens/s")
         if step == 1:
@@ -310,5 +300,4 @@ def _first_group_line(event: FirstGroup) -> str:
 
 
 def _in_line(notes: Mapping[str, str]) -> str:
-    first = [what for what in NOTES if what in notes]
-    return "  ".join(f"{what} {notes[what]}" for what in [*first, *(what for what in notes if what not in first)])
+    return "  ".join(f"{what} {text}" for what, text in notes.items() if text)

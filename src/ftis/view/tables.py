@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -102,9 +103,7 @@ SHORTER = (
 def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
     """Print a row for each peer, some of its completions, and changes to make."""
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
-
+    say = partial(console.print, highlight=False, markup=False)
     console.print(_soundings_table(soundings, recipe))
     kept, rounds = counted(checkpoints_kept(recipe.training), "checkpoint"), recipe.training.rounds
     for one in soundings:
@@ -116,11 +115,9 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     each = [rounds * one.seconds_per_round for one in soundings]
     seconds, how = sum(each), "in turns, all peers' seconds"
     if runs_in_parallel(recipe):
-        slowest, on_cores = max(each, default=0.0), sum(each) / cores()
-        seconds = max(slowest, on_cores)
-        how = f"at the same time on {cores()} cores"
-        if seconds == slowest:
-            how = "at the same time, the slowest peer's seconds"
+        seconds, how = seconds / cores(), f"at the same time on {cores()} cores"
+        if (slowest := max(each, default=0.0)) >= seconds:
+            seconds, how = slowest, "at the same time, the slowest peer's seconds"
     if len(soundings) > 1:
         say(f"{rounds} rounds of all peers, {how}: {in_time(seconds)}")
     if seconds > LONG:
@@ -144,7 +141,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     for line, peers in peers_of.items():
         say(f"{', '.join(peers)}: {line}")
     if any(line.endswith(BELOW) for line in peers_of):
-        console.print(easy_format(recipe, soundings[0].example), end="", highlight=False, markup=False)
+        say(easy_format(recipe, soundings[0].example), end="")
 
 
 def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.table.Table:
