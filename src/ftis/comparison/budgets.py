@@ -13,11 +13,7 @@ from ftis.records.reading import PeerRun, Study, own_seconds
 
 @dataclass(frozen=True)
 class RoundBudget:
-    """The rollouts that an arm plans for each peer and round, and the number of rounds.
-
-    Attributes:
-        trained, generated: rollouts.
-    """
+    """The rollouts that an arm plans for each peer and round, and the number of rounds."""
 
     trained: int
     generated: int
@@ -38,28 +34,21 @@ def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any
     """
     plans = {arm.name: round_budget(arm) for arm in arms}
     names_of: dict[RoundBudget, list[str]] = {}
-    for name, of_arm in plans.items():
+    for name, plan in plans.items():
         if name not in baselines:
-            names_of.setdefault(of_arm, []).append(name)
-    return [
-        {
-            "baseline": baseline,
-            "arms": names,
-            "equal": equal(of_arms, plans[baseline]),
-            "text": f"{_in_words(', '.join(names), of_arms)}; {_in_words(baseline, plans[baseline])}.",
-        }
-        for baseline in baselines
-        for of_arms, names in names_of.items()
-    ]
+            names_of.setdefault(plan, []).append(name)
+    found = []
+    for baseline in baselines:
+        for plan, names in names_of.items():
+            text = f"{_in_words(', '.join(names), plan)}; {_in_words(baseline, plans[baseline])}."
+            found.append({"baseline": baseline, "arms": names, "equal": equal(plan, plans[baseline]), "text": text})
+    return found
 
 
 def equal(one: RoundBudget, other: RoundBudget) -> str:
     """Name the budgets that two plans share."""
-    axes = {
-        "rollouts trained on": one.trained == other.trained,
-        "rollouts a peer samples itself": one.generated == other.generated,
-    }
-    same = [what for what, equal in axes.items() if equal]
+    same = ["rollouts trained on"] * (one.trained == other.trained)
+    same += ["rollouts a peer samples itself"] * (one.generated == other.generated)
     text = f"equal in {' and in '.join(same)}" if same else "equal in neither budget"
     return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
 

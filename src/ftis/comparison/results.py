@@ -86,10 +86,7 @@ def compared(study: Study) -> dict[str, Any]:
         for seed in study.seeds
         for note in _unequal_starts(study, seed)
     ]
-    budget = {
-        arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names}
-        for arm in (study.arms if study.seeds else ())
-    }
+    complete = study.arms if study.seeds else ()
     if (measure := accuracy_is(recipe)) != PASS_AT_1:
         notes.append(
             "by reward.function, reward.format_weight or reward.partial_credit a reward may be other than 0 and 1: "
@@ -117,12 +114,12 @@ def compared(study: Study) -> dict[str, Any]:
         },
         "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
         "accuracy_of_mean": {
-            split: {arm.name: {"final": of_means(split, arm.name)} for arm in study.arms}
-            for split in (study.splits if study.seeds and len(study.peer_names) > 1 else ())
+            split: {arm.name: {"final": of_means(split, arm.name)} for arm in complete}
+            for split in (study.splits if complete and len(study.peer_names) > 1 else ())
         },
         "comparisons": comparisons,
         "together": together,
-        "budget": budget,
+        "budget": {arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names} for arm in complete},
         "matched": equal,
         "notes": notes,
     }
@@ -169,11 +166,11 @@ def _by_split_arm_peer(study: Study, of: Any) -> dict[str, Any]:
 
 
 def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]]:
-    at_step: dict[int, dict[str, float]] = {}
-    for seed in study.seeds_shown:
-        for row in study.peer(seed, arm, peer).on(split):
-            at_step.setdefault(row.step, {})[str(seed)] = row.accuracy
     runs = {str(seed): study.peer(seed, arm, peer) for seed in study.seeds_shown}
+    at_step: dict[int, dict[str, float]] = {}
+    for seed, run in runs.items():
+        for row in run.on(split):
+            at_step.setdefault(row.step, {})[seed] = row.accuracy
     return [
         {
             "step": step,
@@ -253,14 +250,14 @@ def differences_of(
     Args:
         values_of: (comparison, arm) → the arm's values there, seed by seed.
     """
-    found = []
-    both = [(values_of(c, c["arm"]), values_of(c, c["baseline"])) for c in compared]
-    differences = [stats.paired_difference(treatment, control) for treatment, control in both]
-    adjusted = stats.holm([difference.p_value for difference in differences])
-    for c, (treatment, control), difference, p in zip(compared, both, differences, adjusted, strict=True):
+    found, differences = [], []
+    for c in compared:
+        treatment, control = values_of(c, c["arm"]), values_of(c, c["baseline"])
+        differences.append(stats.paired_difference(treatment, control))
         per_seed = {str(seed): t - b for seed, t, b in zip(study.seeds, treatment, control, strict=True)}
-        label = stats.verdict(difference, p)
-        found.append({**c, **asdict(difference), "per_seed": per_seed, "p_adjusted": p, "label": label})
+        found.append({**c, **asdict(differences[-1]), "per_seed": per_seed})
+    for c, difference, p in zip(found, differences, stats.holm([d.p_value for d in differences]), strict=True):
+        c |= {"p_adjusted": p, "label": stats.verdict(difference, p)}
     return found
 
 

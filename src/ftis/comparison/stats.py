@@ -44,13 +44,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Treatment − baseline over n seeds.
-
-    Attributes:
-        mean: the mean of the n differences.
-        low, high: Student's t interval of the mean.
-        p_value: p of the paired t-test that the mean is 0.
-        n: number of seeds.
+    """Treatment − baseline: the mean over n seeds, its Student t interval, and p of the paired t-test that it is 0.
 
     Without a spread (n = 1, or equal differences) ``low`` and ``high`` are nan.
     """

@@ -59,14 +59,11 @@ class Style:
 
 def arm_styles(arms: Sequence[str], baselines: Sequence[str]) -> dict[str, Style]:
     """A style for each arm; baselines have broken lines in black or grey."""
-    styles = {}
-    others = [arm for arm in arms if arm not in baselines]
-    for i, arm in enumerate(others):
-        dashes = DASHES[(i // len(COLOURS)) % len(DASHES)]
-        styles[arm] = Style(COLOURS[i % len(COLOURS)], dashes)
+    styles, broken = {}, DASHES[1:]
+    for i, arm in enumerate(arm for arm in arms if arm not in baselines):
+        styles[arm] = Style(COLOURS[i % len(COLOURS)], DASHES[(i // len(COLOURS)) % len(DASHES)])
     for i, arm in enumerate(baselines):
-        ink, broken = BASELINE_COLOURS[i % len(BASELINE_COLOURS)], DASHES[1:]
-        styles[arm] = Style(ink, broken[i % len(broken)])
+        styles[arm] = Style(BASELINE_COLOURS[i % len(BASELINE_COLOURS)], broken[i % len(broken)])
     return {arm: styles[arm] for arm in arms}
 
 

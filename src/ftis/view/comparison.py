@@ -13,18 +13,7 @@ from ftis.config import PeerConfig
 from ftis.records.reading import LAST_EVALUATIONS, VALIDATION, Study
 from ftis.view import figures
 from ftis.view.charts import Style, arm_styles
-from ftis.view.sections import (
-    MOST_UNFOLDED,
-    ArmLabel,
-    Cell,
-    ChartRow,
-    Row,
-    RowGroup,
-    Section,
-    Table,
-    split_heading,
-    with_interval,
-)
+from ftis.view.sections import MOST_UNFOLDED, ArmLabel, Cell, ChartRow, Row, RowGroup, Section, Table, with_interval
 
 
 def headlines(results: Mapping[str, Any]) -> list[str]:
@@ -74,12 +63,7 @@ def _by_label(compared: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class SplitAccuracy:
-    """The accuracy on one split.
-
-    Attributes:
-        means: the table of means over peers; None with one peer, or if nothing is compared.
-        folded: whether the peers' own table is shown on request only, since there are many peers.
-    """
+    """The accuracy on one split, peer by peer, folded if they are many, and of their mean if that is compared."""
 
     heading: str
     means: Table | None
@@ -89,13 +73,7 @@ class SplitAccuracy:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The section of cautions, and of accuracies with their tests.
-
-    Attributes:
-        baselines: the arms that the others are compared with.
-        comparisons: the number of comparisons that p is corrected for, in words; "" if there are none.
-        splits: a table for each split; none while no seed is finished.
-    """
+    """The section of cautions, and of accuracies with tests; ``comparisons`` says how many p is corrected for."""
 
     baselines: str
     comparisons: str
@@ -106,12 +84,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SplitCurves:
-    """The curves of one split.
-
-    Attributes:
-        mean: the curves of the mean over peers; None unless the mean is compared or there are many peers.
-        folded: whether the peers' own curves are shown on request only, since there are many.
-    """
+    """The curves of one split, peer by peer, folded if they are many, and of their mean if that is compared."""
 
     heading: str
     mean: ChartRow | None
@@ -128,13 +101,9 @@ class Curves:
 
 def verdict(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdict:
     family = len(results["comparisons"]) + len(results["together"])
-    return Verdict(
-        baselines=", ".join(results["baselines"]),
-        comparisons=counted(family, "comparison") if family else "",
-        last_evaluations=LAST_EVALUATIONS,
-        cautions=_cautions(study, results),
-        splits=accuracy(results, styles),
-    )
+    comparisons = counted(family, "comparison") if family else ""
+    baselines, cautions = ", ".join(results["baselines"]), _cautions(study, results)
+    return Verdict(baselines, comparisons, LAST_EVALUATIONS, cautions, accuracy(results, styles))
 
 
 def model_in_words(peer: PeerConfig) -> str:
@@ -169,8 +138,9 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
     if n == 1:
         intro += "One seed, so no band."
     elif n < figures.MIN_SEEDS_OF_BAND:
-        intro += f"Bold: mean over {n} seeds; thin: each seed. A 95% band of two seeds would fill the panels: none is "
-        intro += "drawn."
+        intro += (
+            f"Bold: mean over {n} seeds; thin: each seed. A 95% band of two seeds would fill the panels: none is drawn."
+        )
     else:
         intro += f"Bold: mean over {n} seeds; band: its 95% interval (Student’s t); thin: each seed."
     if not study.seeds:
@@ -188,9 +158,10 @@ def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, S
     peers = len(results["peers"])
     mean, folded = None, peers > MOST_UNFOLDED
     if folded or results["together"]:
-        mean = ChartRow.of(figures.of_mean(results, split, styles, overs), len(overs))
-    panels = ChartRow.of(figures.of_split(results, split, styles, overs), len(overs) if len(overs) > 1 else peers)
-    return SplitCurves(split_heading(split), mean, panels, peers, folded)
+        mean = ChartRow.of(figures.learning_curves(results, split, styles, overs, of_mean=True), len(overs))
+    of_peers = figures.learning_curves(results, split, styles, overs)
+    panels = ChartRow.of(of_peers, len(overs) if len(overs) > 1 else peers)
+    return SplitCurves(_heading(split), mean, panels, peers, folded)
 
 
 SHOWN = ("better", "worse")
@@ -219,13 +190,10 @@ SPENT: Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """The section of budgets and cost.
+    """The section of budgets and cost; with ``means`` over many peers, their own tables are folded.
 
     Attributes:
         collaborative: whether the peers of any arm learn together, so that joining can have saved something.
-        means: tables of means over peers, if there are many; their own tables are then shown on request only.
-        rollouts: a table of each peer's rollouts and tokens.
-        seconds: a table of each peer's seconds and bytes.
     """
 
     collaborative: bool
@@ -240,7 +208,7 @@ def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> list[Sp
     for s in results["splits"] if results["seeds"] else ():
         means = _means_table(results, s, styles)
         folded = means is not None and len(results["peers"]) > MOST_UNFOLDED
-        splits.append(SplitAccuracy(split_heading(s), means, _accuracy_table(results, s, styles), folded))
+        splits.append(SplitAccuracy(_heading(s), means, _accuracy_table(results, s, styles), folded))
     return splits
 
 
@@ -252,15 +220,10 @@ def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, St
     peers, baselines = results["peers"], results["baselines"]
     rows: list[Row] = []
     for arm, measured in results["accuracy"][split].items():
-        start = fmean(measured[peer]["start"]["mean"] for peer in peers)
-        rows.append(
-            [
-                _arm(arm, styles),
-                Cell(number(start)),
-                with_interval(results["accuracy_of_mean"][split][arm]["final"]),
-                *(_difference(compared.get((arm, baseline))) for baseline in baselines),
-            ]
-        )
+        start = Cell(number(fmean(measured[peer]["start"]["mean"] for peer in peers)))
+        final = with_interval(results["accuracy_of_mean"][split][arm]["final"])
+        differences = [_difference(compared.get((arm, baseline))) for baseline in baselines]
+        rows.append([_arm(arm, styles), start, final, *differences])
     head = ["Arm", "Start", "Final", *(f"Against {baseline}" for baseline in baselines)]
     return Table(f"Mean over {len(peers)} peers on {split}", head, [RowGroup(None, rows)])
 
@@ -331,6 +294,10 @@ def _spent_tables(
             groups.append(RowGroup(title, rows))
         tables.append(Table(f"{caption}; {means}", ["Arm", *columns], groups))
     return tables
+
+
+def _heading(split: str) -> str:
+    return "Validation" if split == VALIDATION else f"Out of distribution: {split}"
 
 
 def _arm(name: str, styles: Mapping[str, Style]) -> Cell:

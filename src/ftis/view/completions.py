@@ -106,16 +106,13 @@ def _readable(peer: PeerRun, round: int) -> Sequence[Row]:
 
 
 def _section(seed: int | None, arms: Sequence[ArmOfRun], read: Read) -> Completions | None:
-    shown = [of for arm in arms if (of := _of_arm(arm, read)).learners]
+    shown = []
+    for arm in arms:
+        cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective) or math.inf
+        peers = list(arm.peers.values())
+        if learners := [of for peer in peers[:MOST_LEARNERS] if (of := _learner(peer, cap, read)) is not None]:
+            shown.append(ArmCompletions(arm.arm.name, learners, len(peers[MOST_LEARNERS:])))
     return Completions(seed, shown) if shown else None
-
-
-def _of_arm(arm: ArmOfRun, read: Read) -> ArmCompletions:
-    peers = list(arm.peers.values())
-    cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective) or math.inf
-    learners = [_learner(peer, cap, read) for peer in peers[:MOST_LEARNERS]]
-    left_out = len(peers[MOST_LEARNERS:])
-    return ArmCompletions(arm.arm.name, [learner for learner in learners if learner is not None], left_out)
 
 
 def _learner(peer: PeerRun, cap: float, read: Read) -> Learner | None:

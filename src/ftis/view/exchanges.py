@@ -10,7 +10,6 @@ from typing import Any
 
 from ftis.config import ObjectiveConfig
 from ftis.metric_keys import peer_key
-from ftis.recipe.arms import Arm
 from ftis.records.pairs import MOST_FIGURES, ArmRounds, PairMeasures
 from ftis.records.reading import RoundRow, Study
 from ftis.records.standing import source_of
@@ -115,21 +114,20 @@ class ArmExchange:
 def exchanges(study: Study) -> list[ArmExchange] | None:
     """The exchange in each arm whose peers learn together; None if there is no such arm."""
     together = [arm for arm in study.arms if any(len(swarm.peers) > 1 for swarm in arm.swarms)]
-    return [_arm_exchange(study, arm) for arm in together] or None
+    return [_arm_exchange(ArmRounds.studied(study, arm), arm.recipe.objective) for arm in together] or None
 
 
-def _arm_exchange(study: Study, arm: Arm) -> ArmExchange:
-    rounds = ArmRounds.studied(study, arm)
+def _arm_exchange(rounds: ArmRounds, objective: ObjectiveConfig) -> ArmExchange:
     many = len(rounds.sources) > MOST_FIGURES
     together = f"{len(rounds.pairs)} pairs" if many else "each learner with all its sources"
     return ArmExchange(
-        name=arm.name,
+        name=rounds.arm,
         together=together if len(rounds.pairs) > MOST_FIGURES else "",
         taken=taken(rounds) if len(rounds.runs) == 1 else None,
         learned=_learned(rounds),
         refusals=_refusals(rounds),
         honesty=honesty(rounds),
-        weighed=weighed(rounds, arm.recipe.objective),
+        weighed=weighed(rounds, objective),
         sampler_gap=_sampler_gap(rounds),
     )
 

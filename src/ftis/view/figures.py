@@ -76,24 +76,20 @@ def learning(
     return plot.chart(short(peer), alt, subtitle)
 
 
-def of_split(
-    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[XAxis] = (ROUNDS,)
+def learning_curves(
+    results: Mapping[str, Any],
+    split: str,
+    styles: Mapping[str, Style],
+    overs: Sequence[XAxis] = (ROUNDS,),
+    of_mean: bool = False,
 ) -> list[Chart]:
-    """Learning curves of one split on the same scale: peer by peer, each over all of ``overs``."""
-    by_arm, arms, peers = results["curves"][split], results["arms"], results["peers"]
-    limits = accuracy_limits(by_arm[arm][peer] for arm in arms for peer in peers)
-    of_peers = [(peer, {arm: by_arm[arm][peer] for arm in arms}) for peer in peers]
-    measure = results["accuracy_is"]
-    return [learning(split, peer, curves, styles, limits, over, measure) for peer, curves in of_peers for over in overs]
-
-
-def of_mean(
-    results: Mapping[str, Any], split: str, styles: Mapping[str, Style], overs: Sequence[XAxis] = (ROUNDS,)
-) -> list[Chart]:
-    """Learning curves of the mean over peers on one split, over all of ``overs``."""
-    curves, measure = results["curves_of_mean"][split], results["accuracy_is"]
-    limits = accuracy_limits(curves.values())
-    return [learning(split, MEAN, curves, styles, limits, over, measure) for over in overs]
+    """Learning curves of one split on one scale, of each peer or of the mean over peers, over each of ``overs``."""
+    by_arm, measure = results["curves"][split], results["accuracy_is"]
+    named = {peer: {arm: by_arm[arm][peer] for arm in results["arms"]} for peer in results["peers"]}
+    if of_mean:
+        named = {MEAN: results["curves_of_mean"][split]}
+    limits = accuracy_limits(points for curves in named.values() for points in curves.values())
+    return [learning(split, peer, of, styles, limits, over, measure) for peer, of in named.items() for over in overs]
 
 
 def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: XAxis) -> None:
@@ -128,8 +124,8 @@ def write_learning_curves(directory: Path, results: Mapping[str, Any]) -> Path:
     styles = arm_styles(results["arms"], results["baselines"])
     rows: list[Sequence[Chart]] = []
     for split in results["splits"]:
-        mean = of_mean(results, split, styles) if len(results["peers"]) > 1 else []
-        for charts in (mean, of_split(results, split, styles)):
+        mean = learning_curves(results, split, styles, of_mean=True) if len(results["peers"]) > 1 else []
+        for charts in (mean, learning_curves(results, split, styles)):
             rows += [charts[i : i + MOST_SIDE_BY_SIDE] for i in range(0, len(charts), MOST_SIDE_BY_SIDE)]
     path = directory / "learning_curves.svg"
     write_whole(path, render_figure(rows), sync=False)

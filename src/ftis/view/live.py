@@ -64,14 +64,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Made:
-    """The content of a page now, not yet drawn.
-
-    Attributes:
-        about: an identity of the subject; if it changes, all sections are drawn again.
-        changed: whether anything is new.
-        page: the page around its sections.
-        places: links to the other pages.
-    """
+    """The content of a page now, not yet drawn. If it is ``about`` another subject, all sections are drawn again."""
 
     about: object
     changed: bool

@@ -60,23 +60,18 @@ def write_page(directory: str | Path) -> Path:
     directory = Path(directory)
     study = read_study(directory)
     results = compare(study, of_arm.troubles(study))
-    compared = [
+    sections = [
+        *_standing(study, OF_THE_END if results["seeds"] else (*OF_THE_END, "spent")),
         *comparison.sections(study, results),
         Section("exchange", "What the peers took from each other", exchanges(study)),
         Section("completions", "Sample completions", completions(study)),
         Section("run", "What was run", _what_was_run(study)),
     ]
-    sections = [*_standing(study, OF_THE_END if results["seeds"] else (*OF_THE_END, "spent")), *compared]
     write_learning_curves(directory, results)
-    page = Page(
-        title=results["title"],
-        facts=_facts(study, results),
-        question=results["question"],
-        headlines=comparison.headlines(results),
-        sections=[section for section in sections if section.view is not None],
-    )
+    shown = [section for section in sections if section.view is not None]
+    facts, headlines = _facts(study, results), comparison.headlines(results)
     path = directory / "report.html"
-    write_whole(path, render(page))
+    write_whole(path, render(Page(results["title"], facts, results["question"], headlines, shown)))
     return path
 
 
@@ -151,9 +146,5 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _arm_in_words(arm: Arm) -> str:
-    parts = [
-        arm.recipe.objective.name,
-        "together" if arm.config.collaborate else f"every peer alone, as many rollouts {arm.config.budget}",
-        *(f"{key} = {value}" for key, value in arm.config.set.items()),
-    ]
-    return ", ".join(parts)
+    how = "together" if arm.config.collaborate else f"every peer alone, as many rollouts {arm.config.budget}"
+    return ", ".join([arm.recipe.objective.name, how, *(f"{key} = {value}" for key, value in arm.config.set.items())])

@@ -23,7 +23,6 @@ from rich.box import SIMPLE_HEAD
 from rich.text import Text
 
 from ftis.check.formatting import interval_text, number, true_minus, visible
-from ftis.records.reading import VALIDATION
 from ftis.view.charts import INKS, Chart
 
 MOST_COLUMNS = 3
@@ -107,10 +106,6 @@ def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = Fa
     """A cell with a mean and its interval; without an interval, the mean alone."""
     ends = "" if estimate["low"] is None else f"[{interval_text(estimate, sign, ', ')}]"
     return Cell(true_minus(number(estimate["mean"], sign)), true_minus(ends), strong)
-
-
-def split_heading(split: str) -> str:
-    return "Validation" if split == VALIDATION else f"Out of distribution: {split}"
 
 
 ABOVE = 38
