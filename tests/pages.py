@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from ftis.records.following import Directory
+from ftis.view.live import Address, View, of_directory
 
 
 class Page(HTMLParser):
@@ -51,3 +56,13 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "style" not in self._open:
             self._said += data
+
+
+def view_of(run: Path) -> View:
+    """The live page of the arm F-TIS under seed 0."""
+
+    def link(path: str, **query: Any) -> str:
+        return f"/{path}"
+
+    address = Address(0, "F-TIS")
+    return View(of_directory(Directory(run), address, link), address, link)

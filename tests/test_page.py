@@ -20,7 +20,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from pages import Page
+from pages import Page, view_of
 from rich.console import Console
 from scene import (
     HOSTILE,
@@ -40,13 +40,11 @@ from scene import (
 from ftis.comparison.results import compare
 from ftis.comparison.summary import summarise
 from ftis.config import ObjectiveConfig
-from ftis.records.following import Directory
 from ftis.records.pairs import ArmRounds
 from ftis.records.reading import ArmOfRun, PeerRun, RoundRow, read_study
 from ftis.view.arm import glance
 from ftis.view.completions import choose, completions, sample_view
 from ftis.view.exchanges import cap_of, exchanges, honesty, taken, weighed
-from ftis.view.live import Address, View, of_directory
 from ftis.view.report import write_page
 from ftis.view.tables import closing_table, print_comparison
 
@@ -114,12 +112,7 @@ def golden(place: Path) -> Iterator[tuple[str, str]]:
     print_comparison(compare(run), console)
     console.print(closing_table(summarise(run)))
     yield "terminal.txt", "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
-    page = View(of_directory(Directory(run), Address(0, "F-TIS"), link), Address(0, "F-TIS"), link)
-    yield "watched.html", page.document()
-
-
-def link(path: str, **query: Any) -> str:
-    return f"/{path}"
+    yield "watched.html", view_of(run).document()
 
 
 def test_the_pages_are_as_they_were(tmp_path: Path) -> None:
@@ -196,9 +189,9 @@ def test_a_report_imports_nothing_that_a_run_names_and_no_torch(tmp_path: Path) 
     (run / "recipe.json").write_text(json.dumps(recipe))
     (tmp_path / "theirs.py").write_text("open('was-run', 'w')\nTHING = None\n")
     program = (
-        "import sys; sys.path.insert(0, ''); from pathlib import Path; from ftis.view.report import write_page; "
-        "from ftis.view.live import *; write_page('run'); a = Address(0, 'F-TIS'); "
-        "link = lambda path, **query: path; View(of_directory(Directory(Path('run')), a, link), a, link).document(); "
+        f"import sys; sys.path[:0] = ['', {str(Path(__file__).parent)!r}]; from pathlib import Path; "
+        "from pages import view_of; from ftis.view.report import write_page; "
+        "write_page('run'); view_of(Path('run')).document(); "
         "print(*(name for name in ('theirs', 'torch', 'transformers', 'matplotlib') if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -250,7 +243,7 @@ def test_whose_rollouts_a_peer_learned_from_is_told_in_numbers(tmp_path: Path) -
             del row[key]
         row |= {f"peer/b/{key}": 0 for key in ("delivered", "admitted", "zero_advantage", "dropped", "kept")}
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = exchanges(read_study(tmp_path)) or ()
+    found = (exchanges(read_study(tmp_path)) or [])[0]
     (group,) = found.learned.groups
     texts = {(row[0].text, row[1].text): [cell.text for cell in row[2:]] for row in group.rows}
     k1 = f"{0.4 * sum(range(1, ROUNDS + 1)) / ROUNDS:.2f}"

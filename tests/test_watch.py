@@ -10,14 +10,14 @@ import socket
 import sys
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from pages import Page
+from pages import Page, view_of
 from scene import HOSTILE, Scene, both_budgets, cut, joined
 
 from ftis.config import FtisError
@@ -115,16 +115,14 @@ def test_an_experiment_is_shown_as_it_finishes_and_left_as_it_is(tmp_path: Path)
     assert "seed 4 · arm F-TIS" in text_at(directory, "/?seed=4&arm=F-TIS")
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
-
-def test_seeds_that_are_added_while_it_is_watched_are_shown(tmp_path: Path) -> None:
-    directory = both_budgets(tmp_path)
-    plan = json.loads((directory / "experiment.json").read_text())
-    (directory / "experiment.json").write_text(json.dumps({**plan, "seeds": plan["seeds"][:4]}))
+    file = directory / "experiment.json"
+    plan = json.loads(file.read_text())
+    file.write_text(json.dumps({**plan, "seeds": plan["seeds"][:4]}))
     app = watch.application(directory)
     assert get(app, "/?seed=4&arm=F-TIS")[0] == 400
-    (directory / "experiment.json").write_text(json.dumps(plan))
+    file.write_text(json.dumps(plan))  # a seed is added while the page is open
     assert get(app, "/?seed=4&arm=F-TIS")[0] == 200
-    (directory / "experiment.json").write_text("{")
+    file.write_text("{")
     assert get(app, "/")[0] == 503
 
 
@@ -159,29 +157,17 @@ def test_what_a_peer_waits_for_is_said_while_it_is_news(tmp_path: Path) -> None:
     assert [text.split(";")[0] for text in said(100)] == ["Nothing new for 1.7 min"]
 
 
-def view_of(run: Path) -> live.View:
-    def link(path: str, **query: Any) -> str:
-        return f"/{path}"
-
-    address = live.Address(0, "F-TIS")
-    return live.View(live.of_directory(Directory(run), address, link), address, link)
-
-
-def changes_of(app_view: live.View, *, after: Any) -> list[dict[str, Any]]:
+def changes_of(view: live.View, *, after: Callable[[], object]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first message of a page's events, and the next one after ``after`` was called."""
 
-    async def listen() -> list[dict[str, Any]]:
-        async def look() -> live.Shown:
-            return app_view.look()
+    async def look() -> live.Shown:
+        return view.look()
 
-        found: list[dict[str, Any]] = []
-        async for line in watch.changes(look):
-            if line.startswith("data: "):
-                found.append(json.loads(line.removeprefix("data: ")))
-                if len(found) == 2:
-                    return found
-                after()
-        return found
+    async def listen() -> tuple[dict[str, Any], dict[str, Any]]:
+        said = (json.loads(line[6:]) async for line in watch.changes(look) if line.startswith("data: "))
+        first = await anext(said)
+        after()
+        return first, await anext(said)
 
     return asyncio.run(asyncio.wait_for(listen(), 30))
 
@@ -213,16 +199,10 @@ def test_a_run_that_is_deleted_and_started_anew_is_followed(tmp_path: Path, monk
     assert gone.title == "Cannot be read"
     assert "holds neither a run nor an experiment" in gone.header
     (run / "recipe.json").write_text(recipe)
-    cut(run / "F-TIS" / "small" / "metrics.jsonl", 1)
-    assert "round 1 of 4" in view.look().sections["glance"]
-
-
-def test_what_takes_long_is_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "SOON", 0.0)
-    monkeypatch.setattr(live, "PART_OF_TIME", 1e-9)
-    run = run_of(tmp_path)
-    view = view_of(run)
+    cut(run / "F-TIS" / "small" / "metrics.jsonl", 2)
     before = view.look().sections
+    assert "round 2 of 4" in before["glance"]
+    monkeypatch.setattr(live, "PART_OF_TIME", 1e-9)  # all takes long, and is drawn seldom
     cut(run / "F-TIS" / "small" / "metrics.jsonl", 1)
     after = view.look().sections
     assert {name for name in before if before[name] != after[name]} == {"glance", "taken"}
