@@ -82,7 +82,7 @@ def add_evidence(directory: Path, found: Sequence[tuple[int, str, str]]) -> None
             for step in range(ROUNDS):
                 about: dict[str, Any] = {"evidence": 3.5 * (step == 0), "threshold": 20.25, "tokens": 900}
                 if (seed, learner, source) in found:
-                    about |= {"evidence": 7069.04, "found_in_round": 1, "found_after_tokens": 1250}
+                    about |= {"evidence": 7069.04 + seed, "found_in_round": 1, "found_after_tokens": 1250}
                     about["passages"] = [";9*9=9", "<b>x</b>"]
                 change(path, step, **{f"peer/{source}/honesty/{key}": value for key, value in about.items()})
 
@@ -217,6 +217,7 @@ def test_the_report_and_the_watched_page_show_the_same(tmp_path: Path) -> None:
     assert table is not None
     found = [f"small in round 1 of seed {seed}, after 1,250 tokens" for seed in (0, 1)]
     assert [row[5].text for row in table.groups[0].rows] == ["; ".join(found), "nobody"]
+    assert [row[1].text for row in table.groups[0].rows] == ["7070.0", "3.5"]
 
 
 def test_many_pairs_share_figures_learner_by_learner() -> None:

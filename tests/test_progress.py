@@ -186,6 +186,7 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     for seconds, done in ((30.0, 1), (40.0, 12), (40.0, 13), (40.0, 14)):  # three seconds left are not worth a word
         clock.now = seconds
         display(Sounded(done, 14, Place(peer="a")))
+        assert [(bar.completed, bar.total) for bar in display._bars.tasks] == [(done, 14)] * terminal
     display(FirstGroup(12, 0.25, None, None, 0, 80.0, Place(peer="b")))
     told = ["7% of its preflight done, about 6.5 min left", "86% of its preflight done, about 7 s left"]
     told += ["93% of its preflight done", "100% of its preflight done"]
@@ -193,6 +194,5 @@ def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -
     expected = [*first, *other] if terminal else ["a: loaded", *first, *(f"a: {text}" for text in told), *other]
     found = out.getvalue().split("\n")[:-1]
     assert [line.partition(" group:")[0] + " group" * (" group:" in line) for line in found] == expected
-    assert [(bar.completed, bar.total) for bar in display._bars.tasks] == [(14, 14)] * terminal
     (line,) = [line for line in found if line.startswith("a: first group")]
     assert {"format right in 0 of 12 completions, answer in 1", "11 without an end"} <= set(line.split("  "))
