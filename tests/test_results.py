@@ -280,7 +280,11 @@ def test_arms_that_measure_something_else_are_noted(tmp_path: Path) -> None:
     (note,) = compare(directory)["notes"]
     assert "large did not start from one and the same starter:large" in note
     start("*/F-TIS/*")  # another measure gives another start
-    others = [{"reward.answer": "exact"}, {"prompt.system_prompt": ""}, {"sampling.max_completion_length": 7}]
+    others: list[dict[str, Any]] = [
+        {"reward.answer": "exact"},
+        {"prompt.system_prompt": ""},
+        {"sampling.max_completion_length": 7},
+    ]
     for other in others:
         recipe_of(directory, partial(set_last_arm, other))
         (note,) = compare(directory)["notes"]
