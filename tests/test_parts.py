@@ -54,8 +54,8 @@ def test_a_reward_tells_both_parts_weighed_or_graded_again(weight: float | None)
 def test_parts_are_those_that_the_reward_has() -> None:
     graded = found(recipe(format_weight=1.0), [BOTH, FORMAT])
     assert graded == {"format_right": 1.0, "answer_right": 0.5}
-    prefilled = found(recipe("<think>"), ["x</think><answer>7</answer>", BOTH])
-    assert prefilled == {"format_right": 0.5, "answer_right": 1.0}
+    prefilled = found(recipe("<think>"), ["x</think><answer>7</answer>"] * 2 + [BOTH])
+    assert prefilled == pytest.approx({"format_right": 2 / 3, "answer_right": 1.0})
     untagged = found(recipe(extract="last_number"), ["7", "8", "none"])
     assert untagged == pytest.approx({"format_right": 2 / 3, "answer_right": 1 / 3})
     assert found(recipe(function="test_parts.own"), [BOTH]) == found(recipe(), []) == {}
