@@ -100,14 +100,14 @@ def rounds(arm: ArmOfRun) -> CurveSet | None:
         "Accuracy on validation": lambda peer: [(row.step, row.accuracy) for row in peer.on(VALIDATION)],
         "Reward of own completions": lambda peer: reward_means(peer.rounds),
     }
-    overs = []
+    overs = []  # a peer has the same colour in every chart
     for key, label, over in axes:
         charts = []
         for title, values in measured.items():
             drawn = []
             for name, peer in arm.peers.items():
                 points = [(x, y) for step, y in values(peer) if (x := over(peer, step)) is not None]
-                drawn.append(Series(name, arm.colour_of(name), points))
+                drawn.append(Series(name, arm.arm.peers.index(name), points))
             charts.append(chart(title, label, drawn))
         overs.append(CurveAxis(key, charts))
     return CurveSet(overs, any(peer.thinned for peer in arm.peers.values()), arm.arm.name)
