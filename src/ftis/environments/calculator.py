@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from decimal import Decimal, Inexact, localcontext
-from fractions import Fraction
+
+from ftis.rewards.numbers import arithmetic
 
 LONGEST = 100
 """Characters of an expression."""
@@ -21,18 +20,13 @@ GOES_ON = re.compile(
 )
 """Text up to an expression's first character that has a part of the same calculation. A ``-`` alone begins a list."""
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-NUMBER = re.compile(r"\d*\.?\d+")
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 class Calculator:
-    """A tool that completes a turn after ``=`` by its expression's value. It needs ``sampling.stop = ["="]``.
-
-    Attributes:
-        before: the end of earlier turns and answers, since a calculation may go on after an answer.
-    """
+    """A tool that completes a turn after ``=`` by its expression's value. It needs ``sampling.stop = ["="]``."""
 
     before = ""
+    """The end of earlier turns and answers, since a calculation may go on after an answer."""
 
     def reset(self, **row: object) -> None:
         self.before = ""
@@ -62,9 +56,8 @@ def last_value(text: str) -> str | None:
 def calculated(expression: str) -> str | None:
     """The exact value of sums, differences, products and quotients: ``7/2`` is 3.5, ``1/3`` is 1/3. None: no value."""
     source = THOUSANDS.sub("", re.sub(f"[{MONEY}]", " ", expression)).strip()
-    try:
-        value = _value(ast.parse(source, mode="eval").body, source)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+    value = None if "**" in source else arithmetic(source)
+    if value is None:
         return None
     with localcontext(prec=2 * LONGEST) as context:
         context.traps[Inexact] = True
@@ -72,17 +65,3 @@ def calculated(expression: str) -> str | None:
             return f"{(Decimal(value.numerator) / value.denominator).normalize():f}"
         except Inexact:
             return str(value)
-
-
-def _value(node: ast.expr, source: str) -> Fraction:
-    match node:
-        case ast.Constant() if NUMBER.fullmatch(written := source[node.col_offset : node.end_col_offset]):
-            return Fraction(written)  # the node's value is a float, which has fewer digits
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, source)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand, source)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            found: Fraction = OPERATORS[type(op)](_value(left, source), _value(right, source))
-            return found
-    raise ValueError

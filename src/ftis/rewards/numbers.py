@@ -21,8 +21,6 @@ _AMOUNT = (
     rf"|{_DECIMAL}(?:\s*(?:\\cdot|\\times|[*xX])\s*10{_RAISED}|[eE][+-]?[0-9]{{1,3}}|{_RAISED})?)"
 )
 
-# --- in a running text ------------------------------------------------------------------------------------------------
-
 _IN_TEXT = re.compile(
     # A number may touch letters before it in languages without spaces between words only.
     rf"(?<![0-9A-Za-z_.\u00c0-\u05ff])(?<!,[0-9]{{3}},)(?<![A-Za-z}}]\^)(?<![A-Za-z}}]\^[{{-])-?\\?\$?{_AMOUNT}"
@@ -53,12 +51,9 @@ def last_number(text: str) -> str | None:
         return None
     if _FACTOR_BEHIND.match(text, last.end()):
         return None
-    if power := _POWER_BEHIND.match(text, last.end()):
-        return last[0] + power[0]  # nobody reads 3 millones, $3k or 3! as 3
-    return last[0]
+    power = _POWER_BEHIND.match(text, last.end())
+    return last[0] + (power[0] if power else "")  # nobody reads 3 millones, $3k or 3! as 3
 
-
-# --- a whole answer ---------------------------------------------------------------------------------------------------
 
 _DOLLAR_WITHIN = re.compile(r"[0-9]\s*\\?\$+\s*[0-9]")
 _WHOLE_ANSWER = re.compile(rf"[+-]?\s*{_AMOUNT}")
@@ -67,6 +62,7 @@ _COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _WHOLE = re.compile(rf"([0-9]+)?\s*{FRACTION}")
 _LITERAL = re.compile(r"(?=\.?[0-9])([0-9]*)\.?([0-9]*)(?:[eE]([+-]?[0-9]{1,3}))?")
 _BESIDE = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
+_PLAIN = re.compile(r"[0-9]*\.?[0-9]+")
 _SUM = re.compile(r"(?!.*//)[0-9+\-*/() ]+")
 
 
@@ -74,11 +70,8 @@ def read_number(text: str) -> Fraction | None:
     """The rational number that a text denotes, without currency, percent sign, separators, units and counted things.
 
     In an equation it is the last side. The first may be its name, as in ``x = 18``. Any other must have the same
-    value, as in ``2 * 9 = 18`` and ``18 dollars = 18``.
-
-    Returns:
-        ``None`` if the text is no number, is longer than :data:`MAX_ANSWER_LENGTH`, or has an exponent of more than
-        three digits.
+    value, as in ``2 * 9 = 18`` and ``18 dollars = 18``. ``None`` if the text is no number, is longer than
+    :data:`MAX_ANSWER_LENGTH`, or has an exponent of more than three digits.
     """
     if len(text) > MAX_ANSWER_LENGTH:
         return None
@@ -100,12 +93,7 @@ def _computed(side: str) -> Fraction | None:
     side = re.sub(_RAISED, lambda power: f"**{power[1] or power[2]}", _COMMA.sub("", _WHOLE.sub(_mixed, side)))
     side = re.sub(r"\\(?:times|cdot)(?![A-Za-z])|(?<=[0-9])\s*[xX](?=\s*[0-9])", "*", side).replace(r"\div", "/")
     side = _BESIDE.sub("*", _LITERAL.sub(_exact, side)).strip()
-    if not _SUM.fullmatch(side):
-        return None
-    try:
-        return _value(ast.parse(side, mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
+    return arithmetic(side) if _SUM.fullmatch(side) else None
 
 
 def _mixed(found: re.Match[str]) -> str:
@@ -121,28 +109,36 @@ def _exact(found: re.Match[str]) -> str:
     return f"({number}/{10 ** len(part)}{f'*10**{power}' if power else ''})" if part or power else number
 
 
-def _value(node: ast.expr) -> Fraction | None:
-    if isinstance(node, ast.Constant):
-        return Fraction(node.value)  # type: ignore[arg-type]
-    if isinstance(node, ast.UnaryOp):
-        inner = _value(node.operand)
-        return None if inner is None else -inner if isinstance(node.op, ast.USub) else inner
-    if not isinstance(node, ast.BinOp):
+def arithmetic(source: str) -> Fraction | None:
+    """The exact value of a calculation with plain numbers in Python's signs, without large powers; else None."""
+    try:
+        return _value(ast.parse(source, mode="eval").body, source)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    left, right = _value(node.left), _value(node.right)
-    return None if left is None or right is None else _OPERATORS[type(node.op)](left, right)
 
 
-def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+def _value(node: ast.expr, source: str) -> Fraction:
+    match node:
+        case ast.Constant() if _PLAIN.fullmatch(written := source[node.col_offset : node.end_col_offset]):
+            return Fraction(written)  # the node's value may be a float, which has fewer digits
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, source)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand, source)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, source), _value(right, source))
+    raise ValueError
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
     """A power that takes no time: a sum of such fractions may have digits without end."""
     small = abs(base.numerator) < 10**9 and base.denominator < 10**9 and abs(exponent) < (1000 if base == 10 else 100)
-    return base**exponent.numerator if small and exponent.denominator == 1 else None
+    if not small or exponent.denominator != 1:
+        raise ValueError
+    return base**exponent.numerator
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | None]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
     ast.Pow: _power,
 }
