@@ -1,10 +1,8 @@
 """Text to number: the built-in reward function, and the modules that it is made of.
 
-``answers.py`` has the function, :func:`format_and_answer`: a completion's format, the answer inside it, and when two
-answers are equal. ``grammar.py`` lists the ways to write an answer, each with an example; ``words.py``, ``numbers.py``
-and ``formulas.py`` read words, numbers and formulas with it, ``shapes.py`` lists, sets and points. ``latex.py``
-compares formulas and ``gym.py`` scores answers in a process with limits, by ``helper.py``. ``scoring.py`` calls a
-reward function, this one or a recipe's own.
+``answers.py`` has the function, :func:`format_and_answer`. ``grammar.py`` lists the ways to write an answer; ``words``,
+``numbers``, ``formulas`` and ``shapes`` read answers with it. ``latex.py`` compares formulas and ``gym.py`` scores
+answers in a process with limits, by ``helper.py``. ``scoring.py`` calls a reward function, this or a recipe's own.
 """
 
 from __future__ import annotations

@@ -39,29 +39,23 @@ def format_and_answer(
     reasoning_gym: Sequence[OwnScore | None] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """The reward of each completion: f · a, or w f + (1 − w) a with a ``format_weight`` w.
+    """The reward of each of N completions: f · a, or w f + (1 − w) a with a ``format_weight`` w.
 
     f is 1 if the format is right, else 0. a is 1 if the answer is right, else 0; with ``partial_credit`` it is the
     answer's score. :func:`graded` gives both.
 
     Args:
-        completions: [N] texts.
-        answer: [N] the expected answers.
+        prompts: [N] the problems, whose things answers may count.
         answer_kind: how answers are compared, see :func:`answers_equal`.
         think_tag, answer_tag, extract: the format, see :func:`extract_answer`.
         reasoning_gym: [N] the problem's own scorer, for ``answer_kind = "reasoning_gym"``.
-        prompts: [N] the problems, whose things answers may count.
-        completion_ids, columns: ignored; the signature of reward functions has them.
     """
     rewards = []
     own_scores = reasoning_gym or [None] * len(completions)
     for prompt, completion, expected, own in zip(prompts, completions, answer, own_scores, strict=True):
         well_formed, score = graded(completion, expected, answer_kind, think_tag, answer_tag, extract, own, str(prompt))
-        right = score if partial_credit else float(score >= 1)
-        if format_weight is None:
-            rewards.append(well_formed * right)
-        else:
-            rewards.append(format_weight * well_formed + (1 - format_weight) * right)
+        right, w = score if partial_credit else float(score >= 1), format_weight
+        rewards.append(well_formed * right if w is None else w * well_formed + (1 - w) * right)
     return rewards
 
 
@@ -82,7 +76,9 @@ def graded(
     given = extract_answer(completion, think_tag, answer_tag, extract)
     well_formed = given is not None
     if given is None and extract == "tags":
-        given = _last_between(completion, f"<{answer_tag}>", f"</{answer_tag}>")
+        before, closed, _ = completion.rpartition(f"</{answer_tag}>")
+        _, opened, inside = before.rpartition(f"<{answer_tag}>")
+        given = (inside.strip() or None) if closed and opened else None
     if given is not None and answer_kind in ("number", "math") and len(given) <= MAX_ANSWER_LENGTH:
         given = without_asked(given, problem)
     return well_formed, 0.0 if given is None else answer_score(given, expected, answer_kind, own)
@@ -92,44 +88,31 @@ def require_rewardable(score: object, problems: Iterable[Prompt], where: str) ->
     """Refuse a problem whose own answer, written in the reward's format, earns nothing from the built-in reward.
 
     Only an answer that the format changes is compared; any other is right. A problem of reasoning-gym may have no
-    answer, as its data set scores any solution.
-
-    Args:
-        score: any reward but the built-in one passes, since it may read answers in another way.
-        where: a name for the problems, for messages.
-
-    Raises:
-        RewardError: the first such problem, its answer and a remedy.
+    answer, as its data set scores any solution. Another reward may read answers in another way.
     """
     if not isinstance(score, Scorer) or score.function is not format_and_answer:
         return
-    settings = score.settings
-    layout = (settings["think_tag"], settings["answer_tag"], settings["extract"])
-    think, answer, extract = layout
+    kind, partial = score.settings["answer_kind"], score.settings["partial_credit"]
+    layout = think, tag, extract = score.settings["think_tag"], score.settings["answer_tag"], score.settings["extract"]
     for problem in problems:
-        if settings["answer_kind"] == "number" and problem.answer.strip() and read_number(problem.answer) is None:
+        answer, own = problem.answer, problem.columns.get("reasoning_gym")
+        written = {
+            "tags": f"<{think}></{think}><{tag}>{answer}</{tag}>",
+            "boxed": f"\\boxed{{{answer}}}",
+            "last_number": answer,
+        }[extract]
+        if kind == "number" and answer.strip() and read_number(answer) is None:
             tags = ' with reward.extract = "tags"' if extract == "last_number" else ""
             why = f'is no number, and answers are compared as numbers: set reward.answer = "exact" or "math"{tags}'
-            raise _refusal(problem, where, why)
-        if not problem.answer and settings["answer_kind"] == "reasoning_gym" and "reasoning_gym" in problem.columns:
+        elif (own and not answer and kind == "reasoning_gym") or extract_answer(written, *layout) == answer.strip():
             continue
-        written = {
-            "tags": f"<{think}></{think}><{answer}>{problem.answer}</{answer}>",
-            "boxed": f"\\boxed{{{problem.answer}}}",
-            "last_number": problem.answer,
-        }[extract]
-        if extract_answer(written, *layout) == problem.answer.strip():
-            continue
-        well_formed, found = graded(
-            written, problem.answer, settings["answer_kind"], *layout, problem.columns.get("reasoning_gym")
-        )
-        if not well_formed or not found or (found < 1 and not settings["partial_credit"]):
-            raise _refusal(problem, where, f"earns nothing with reward.extract = {extract!r}: {_REMEDIES[extract]}")
-
-
-def _refusal(problem: Prompt, where: str, why: str) -> RewardError:
-    answer = f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(problem.answer)}"
-    return RewardError(f"{answer} {why}, or leave the problem out")
+        else:
+            well_formed, found = graded(written, answer, kind, *layout, own)
+            if well_formed and found and (found >= 1 or partial):
+                continue
+            why = f"earns nothing with reward.extract = {extract!r}: {_REMEDIES[extract]}"
+        place = f"{where} {problem.item} ({excerpt(problem.question)}): its answer {excerpt(answer)}"
+        raise RewardError(f"{place} {why}, or leave the problem out")
 
 
 _REMEDIES = {
@@ -168,13 +151,6 @@ def extract_answer(
     return tail.removesuffix(end_answer).strip() or None
 
 
-def _last_between(text: str, start: str, end: str) -> str | None:
-    """The text between the last ``end`` and the ``start`` before it."""
-    before, found, _ = text.rpartition(end)
-    _, begun, inside = before.rpartition(start)
-    return inside.strip() or None if found and begun else None
-
-
 def _last_boxed(text: str) -> str | None:
     """The content of the last box that is not empty, unless its braces never close."""
     ends = partners(text)
@@ -187,12 +163,7 @@ def _last_boxed(text: str) -> str | None:
 
 
 def answer_score(given: str, expected: str, kind: AnswerKind, own: OwnScore | None = None) -> float:
-    """1 if a given answer means the expected one, else 0; or the score of the problem's ``own`` scorer.
-
-    Raises:
-        RewardError: there is no such kind, the kind ``reasoning_gym`` comes without ``own``, or the helper process
-            cannot be started.
-    """
+    """1 if a given answer means the expected one, else 0; or the score of the problem's ``own`` scorer."""
     if kind != "reasoning_gym":
         return float(answers_equal(given, expected, kind))
     if own is None:
@@ -213,12 +184,7 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
       base, it must be the same.
     - ``exact``: equal text, without surrounding whitespace.
 
-    Args:
-        given: from a completion; may be hostile.
-        expected: from the data set.
-
-    Raises:
-        RewardError: there is no such kind, or the process that compares LaTeX cannot be started.
+    A RewardError if there is no such kind, or the process that compares LaTeX cannot be started.
     """
     if kind not in ("number", "math", "exact"):
         raise RewardError(f"answer kind {kind!r}: use one of number, math, exact")

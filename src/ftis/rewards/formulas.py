@@ -16,14 +16,7 @@ from ftis.rewards.words import TEXT, WORDS, last_words, measure, units_differ
 
 
 def formulas_equal(given: str, expected: str) -> bool:
-    """Whether two LaTeX formulas are equal. False also if the comparison exceeds a limit.
-
-    Args:
-        given: at most a few hundred characters; may be hostile.
-
-    Raises:
-        RewardError: the helper process cannot be started.
-    """
+    """Whether two LaTeX formulas are equal. False also if the comparison exceeds a limit. ``given`` may be hostile."""
     given, expected = (bare(rewrite(SIGNS, side)) for side in (given, expected))
     if too_nested(given):
         return False
@@ -70,10 +63,9 @@ def _by_cents(given: str, expected: str) -> bool:
 
 
 def _one_formula(text: str) -> str | None:
-    """One formula in the grammar's writing, or None if the text is not one formula.
+    """One formula in the grammar's writing, in balanced braces; None for anything else.
 
-    math-verify looks for formulas in running text and takes one of several, so a completion could give several
-    answers. Here it gets exactly one formula in balanced braces.
+    From running text math-verify would take one formula of several, and a completion could give several answers.
     """
     text = rewrite(FORMULA, text)
     return text if text and balanced(text) and not _SEVERAL.search(text) else None

@@ -24,8 +24,7 @@ from unicodedata import decimal, normalize
 from ftis.rewards.words import CURRENCIES, DEGREE, MONEY, SAYS, SYMBOLS, TEXT, without_words
 
 MOST_NESTED = 8
-"""Brackets inside brackets. The grammar that reads LaTeX takes exponentially long for them: half a
-second for eight at most, three and more for fifteen."""
+"""Brackets inside brackets. Reading LaTeX takes exponentially long: half a second for eight, three for fifteen."""
 MOST_POWERS = 3
 """Powers of powers. Nobody can compute their value."""
 
@@ -136,22 +135,9 @@ FRACTION = r"\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])([0-9]))
 LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:\s*_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z0-9]))?'*"
 RELATION = re.compile(r"(?<![<>\\])=|\\(?:equiv|approx|in)(?![A-Za-z])")
 """The signs between the sides of an equation."""
-_SHARED = {
-    "end": "(?![A-Za-z])",
-    "gap": r"(?:\s|\\[,;:! ])",
-    "text": TEXT,
-    "money": MONEY,
-    "codes": CURRENCIES,
-    "says": SAYS,
-}
-_SHARED |= {
-    "letter": LETTER,
-    "scale": "|".join(_SCALES),
-    "bases": _BASES,
-    "degree": DEGREE,
-    "symbols": SYMBOLS,
-    "integer": INTEGER,
-}
+_SHARED = {"end": "(?![A-Za-z])", "gap": r"(?:\s|\\[,;:! ])", "text": TEXT, "says": SAYS, "letter": LETTER}
+_SHARED |= {"money": MONEY, "codes": CURRENCIES, "degree": DEGREE, "symbols": SYMBOLS}
+_SHARED |= {"scale": "|".join(_SCALES), "bases": _BASES}
 
 _GROUPED = (
     _sub(r"12'000 or 12,\!000", "12000 or 12000", r"(?<=[0-9])(?:\{,\}|\\[,;:! ]|,\\!\s*|['’])(?=[0-9]{3}(?![0-9]))"),
@@ -225,11 +211,7 @@ SIGNS = (
 # --- all but running text ---------------------------------------------------------------------------------------------
 
 _TIDY = (
-    _sub(
-        "The answer is: 5",
-        "5",
-        r"^(?:<text>\s*)?(?i:<says>)<end>\s*[:=—]?\s*\}?\s*",
-    ),
+    _sub("The answer is: 5", "5", r"^(?:<text>\s*)?(?i:<says>)<end>\s*[:=—]?\s*\}?\s*"),
     _sub("#### 18", "18", r"^\s*#+\s*"),
     Rule("**$5$.**", "5", bare),
     _sub(r"1\\[4pt]2", r"1\\2", r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),

@@ -15,23 +15,12 @@ from ftis.version import extra
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
 def score(dataset: str, options: str, entry: str, answer: str) -> float:
-    """The data set's score of an answer, from 0 to 1; 0 also if scoring exceeds a limit or fails.
-
-    Args:
-        options: the data set's settings, as JSON.
-        entry: question, answer and metadata of the problem, as JSON.
-        answer: at most a few hundred characters; may be hostile.
-
-    Raises:
-        RewardError: the helper process cannot be started.
-    """
+    """The score, from 0 to 1, of an answer that may be hostile; 0 also if scoring fails or exceeds a limit."""
     found = _helper.ask({"dataset": dataset, "options": options, "entry": entry, "answer": answer})
     return float(found) if isinstance(found, (int, float)) else 0.0
 
 
 _helper = Helper("ftis.rewards.gym", "scores answers", extra("reasoning-gym"))
-
-# --- the helper process ---------------------------------------------------------------------------------------------
 
 
 def _load_judge() -> Judge:

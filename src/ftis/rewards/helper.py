@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -45,13 +45,10 @@ class RetireError(Exception):
 
 
 class Helper:
-    """The process that judges. The first request starts it; a failure kills and replaces it.
+    """The process that judges: ``module``, which calls :func:`serve`, with ``arguments`` of its own.
 
-    Args:
-        module: the program to run; it calls :func:`serve`.
-        does: the helper's work, for errors.
-        needs: the package of the helper, for errors.
-        arguments: the program's own.
+    The first request starts it; a failure kills and replaces it. ``does`` and ``needs`` are its work and its package,
+    for errors.
     """
 
     def __init__(self, module: str, does: str, needs: str, arguments: Sequence[str] = ()) -> None:
@@ -64,23 +61,23 @@ class Helper:
             os.register_at_fork(after_in_child=self.leave_to_parent)
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """The verdict on one request, or None if a limit stopped it. Threads wait for each other.
-
-        Raises:
-            RewardError: the process cannot be started.
-        """
+        """The verdict on one request; None if a limit stopped it."""
         return self.ask_all([request])[0]
 
     def ask_all(self, requests: Sequence[dict[str, Any]]) -> list[Any]:
-        """The verdicts on requests, up to the first None.
+        """The verdicts on requests, up to the first None. Threads wait for each other.
 
-        Some are sent ahead: waking a process for each takes longer than a short answer.
+        Some are sent ahead: waking a process for each takes longer than a short answer. A RewardError if the process
+        cannot be started.
         """
         lines, verdicts, ended = [json.dumps(request).encode() + b"\n" for request in requests], list[Any](), 0
-        with self._lock, self._whole():
+        with self._lock, contextlib.ExitStack() as interrupted:
+            interrupted.callback(self._stop)  # later requests would read the verdicts of unanswered ones
             while len(verdicts) < len(lines):
                 process = self._running()
-                together = _sent_ahead(lines[len(verdicts) :])
+                waiting = lines[len(verdicts) :]
+                fitting = bisect_right(list(accumulate(map(len, waiting))), SENT_AHEAD)
+                together = waiting[: max(1, fitting)]  # no write of several may wait for a helper that hangs
                 with contextlib.suppress(OSError):  # it has ended, and may have answered some before
                     write_all(process.stdin, b"".join(together))
                 for _ in together:
@@ -95,16 +92,8 @@ class Helper:
                     if answered["retire"]:
                         self._stop()
                         break
+            interrupted.pop_all()
         return verdicts
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Stop the process if an exception leaves requests unanswered: later ones would read their verdicts."""
-        try:
-            yield
-        except BaseException:
-            self._stop()
-            raise
 
     def command(self) -> list[str]:
         # -P: a file in the working directory that is named like a library must not be imported instead of it.
@@ -122,7 +111,9 @@ class Helper:
         self._lock = threading.Lock()
         process, self._process = self._process, None
         if process is not None:
-            _close(process.stdin, process.stdout)
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
             process.returncode = 0  # a child cannot wait for it
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -165,11 +156,12 @@ class Helper:
             return b"", True
 
     def _stop(self) -> int | None:
-        """End the process. Its exit status, negative for a signal; the earlier one if it had ended already."""
+        """End the process. Its exit status, negative for a signal."""
         process, self._process = self._process, None
         if process is None:
             return None
-        _close(process.stdin)
+        assert process.stdin is not None
+        process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.05)  # time for a limit's signal to become the exit status
         process.kill()
@@ -184,12 +176,6 @@ def write_all(pipe: IO[bytes] | None, data: bytes) -> None:
         left = left[pipe.write(left) :]
 
 
-def _sent_ahead(lines: Sequence[bytes]) -> Sequence[bytes]:
-    """The first line, and as many others as fit a pipe: no write may wait for a helper that hangs."""
-    sizes = list(accumulate(map(len, lines)))
-    return lines[: max(1, bisect_right(sizes, SENT_AHEAD))]
-
-
 def _hear(pipe: IO[bytes], lines: SimpleQueue[bytes]) -> None:
     """Read lines until the process ends, then put an empty one. A queue's time limit works on Windows too."""
     with io.BufferedReader(pipe) as buffered:  # type: ignore[type-var]  # the pipe itself is read byte by byte
@@ -198,22 +184,11 @@ def _hear(pipe: IO[bytes], lines: SimpleQueue[bytes]) -> None:
     lines.put(b"")
 
 
-def _close(*pipes: IO[bytes] | None) -> None:
-    for pipe in pipes:
-        if pipe is not None:
-            pipe.close()
-
-
-# --- the helper process ---------------------------------------------------------------------------------------------
-
-
 def serve(load: Callable[[], Judge]) -> None:
     """Answer requests: one JSON object a line on stdin, one on stdout. A request that raises has the verdict None.
 
-    The end of stdin ends the process, so it does not outlive its parent.
-
-    Args:
-        load: imports the libraries before the limits apply. The parent hears of an ImportError.
+    ``load`` imports the libraries before the limits apply; the parent hears of its ImportError. The end of stdin ends
+    the process, so it does not outlive its parent.
     """
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # a library may print, and must not spoil a reply
@@ -230,8 +205,7 @@ def serve(load: Callable[[], Judge]) -> None:
         for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(limit, (most, most))
-    set_timer = getattr(signal, "setitimer", lambda *_: None)
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else CPU_SECONDS
+    set_timer, seconds = getattr(signal, "setitimer", lambda *_: None), float(sys.argv[1])
     replies.write("ready\n")
     for line in sys.stdin.buffer:
         request = json.loads(line)

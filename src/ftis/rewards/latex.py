@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ftis.rewards.helper import Helper, Judge, serve
 
-if TYPE_CHECKING:
-    from ftis.rewards.shapes import Question
-
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer
-def holds(question: Question) -> bool:
-    """Whether the answer to a question is yes: one request, so one time limit for an answer.
-
-    Raises:
-        RewardError: the helper process cannot be started.
-    """
+def holds(question: tuple[Any, ...]) -> bool:
+    """Whether the answer to a ``shapes.Question`` is yes: one request, so one time limit for an answer."""
     return bool(_helper.ask({"question": question}))
 
 
 _helper = Helper("ftis.rewards.latex", "compares LaTeX", "math-verify")
-
-# --- the helper process ---------------------------------------------------------------------------------------------
 
 
 def _load_judge() -> Judge:

@@ -17,17 +17,10 @@ ROUNDING = 1e-6
 
 def graded_in(recipe: Recipe, task: Task, item: int, completion: str) -> tuple[bool, float]:
     """Whether a completion for a training problem has the right format, and its answer's score, from 0 to 1."""
-    prompt, problem = recipe.prompt, task.train[item]
-    return graded(
-        prompt.prefill + completion,
-        problem.answer,
-        kind_of_answers(recipe.reward, task.answer_kind),
-        prompt.think_tag,
-        prompt.answer_tag,
-        recipe.reward.extract,
-        problem.columns.get("reasoning_gym"),
-        problem.question,
-    )
+    problem, kind = task.train[item], kind_of_answers(recipe.reward, task.answer_kind)
+    own, tags = problem.columns.get("reasoning_gym"), (recipe.prompt.think_tag, recipe.prompt.answer_tag)
+    text = recipe.prompt.prefill + completion
+    return graded(text, problem.answer, kind, *tags, recipe.reward.extract, own, problem.question)
 
 
 def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str, Any]) -> dict[str, float]:
@@ -38,7 +31,6 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
     those in a wrong format, and all if their weight is 0.
 
     Args:
-        task: the task that the rollouts answer.
         own: the peer's name.
         rollouts: the round's, as the columns of :data:`ftis.records.rollouts.ROLLOUTS`.
     """
@@ -56,6 +48,5 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
             return float(rollouts["reward"][row])
         return graded_in(recipe, task, rollouts["item"][row], rollouts["completion"][row])[1]
 
-    scores = np.asarray([score(row, well_formed) for row, well_formed in zip(rows, formats, strict=True)])
-    answers = scores >= 1 - ROUNDING
-    return {"format_right": float(np.mean(formats)), "answer_right": float(np.mean(answers))}
+    right = [score(row, well_formed) >= 1 - ROUNDING for row, well_formed in zip(rows, formats, strict=True)]
+    return {"format_right": float(np.mean(formats)), "answer_right": float(np.mean(right))}

@@ -13,9 +13,9 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from ftis.tasks.problems import excerpt
 
 RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answer"})
 """Arguments of every reward function. A data set's column of the same name does not replace one."""
-
 
 LARGEST_REWARD = 1e9
 """The largest size of a reward, and of a weighted sum. The squares of a round's rewards then add up within float32."""
@@ -46,30 +45,14 @@ class CountError(CompletionError):
     """A reward function does not return one number for each completion, whatever they are."""
 
 
-class RewardFunction(Protocol):
-    """Scores N completions of one prompt. All arguments are passed by name."""
+RewardFunction = Callable[..., Iterable[float]]
+"""Scores N completions of one prompt: a finite number for each, of at most :data:`LARGEST_REWARD` in size.
 
-    def __call__(
-        self,
-        *,
-        prompts: list[str],
-        completions: list[str],
-        completion_ids: list[list[int]],
-        answer: list[str],
-        **columns: Any,
-    ) -> Iterable[float]:
-        """One finite number per completion, of at most :data:`LARGEST_REWARD` in size.
-
-        Args:
-            prompts: [N] times the question, without template and system prompt.
-            completions: [N] texts, each after the prompt's prefill.
-            completion_ids: [N] token ids of each.
-            answer: [N] times the expected answer.
-            columns: [N] times the value of each further column of the data set. A parameter named ``answer_kind``,
-                ``think_tag``, ``answer_tag``, ``extract``, ``format_weight`` or ``partial_credit`` gets the recipe's
-                one value.
-        """
-        ...
+It is called with names: ``prompts``, N times the question, without template and system prompt; ``completions``, N
+texts, each after the prompt's prefill; ``completion_ids``, the token ids of each; ``answer``, N times the expected
+answer; and N times the value of each further column of the data set. A parameter named ``answer_kind``,
+``think_tag``, ``answer_tag``, ``extract``, ``format_weight`` or ``partial_credit`` gets the recipe's one value.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,11 +72,7 @@ class Scorer:
     def __call__(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
     ) -> tuple[float, ...]:
-        """One reward per completion.
-
-        Raises:
-            RewardError: the function raised, or did not return such a number per completion.
-        """
+        """One reward per completion. A RewardError if the function raised, or did not return a number for each."""
         n = len(completions)
         taken = RESERVED_COLUMNS | self.settings.keys()
         columns = {name: [value] * n for name, value in prompt.columns.items() if name not in taken}
@@ -117,34 +96,27 @@ class Scorer:
         return self._checked(returned, n)
 
     def _checked(self, returned: Any, n: int) -> tuple[float, ...]:
+        where = f"reward.function {self.path!r} returned"
         try:
-            values = list(returned)
+            values = None if isinstance(returned, (str, bytes, dict)) else list(returned)
         except TypeError:
             values = None
-        if values is None or isinstance(returned, (str, bytes, dict)):
-            raise CountError(
-                f"reward.function {self.path!r} returned {excerpt(returned)}; return a list of {n} numbers, "
-                "one per completion"
-            )
+        if values is None:
+            raise CountError(f"{where} {excerpt(returned)}; return a list of {n} numbers, one per completion")
         if len(values) != n:
-            raise CountError(
-                f"reward.function {self.path!r} returned {len(values)} values for {n} completions: "
-                f"{excerpt(returned)}; return one number per completion"
-            )
+            found = f"{len(values)} values for {n} completions: {excerpt(returned)}"
+            raise CountError(f"{where} {found}; return one number per completion")
         return tuple(_number(value, self.path, position) for position, value in enumerate(values))
 
 
 @dataclass(frozen=True)
 class WeightedScorer:
-    """Scores completions with several reward functions: r = Σ w_i r_i, as TRL does.
-
-    Attributes:
-        seen: the functions' rewards of each (question, completion) since the last call of :meth:`means`.
-    """
+    """Scores completions with several reward functions: r = Σ w_i r_i, as TRL does."""
 
     parts: Sequence[Scorer]
     weights: Sequence[float]
     seen: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    """The functions' rewards of each (question, completion) since the last call of :meth:`means`."""
 
     @property
     def path(self) -> str:
@@ -159,11 +131,7 @@ class WeightedScorer:
     def __call__(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
     ) -> tuple[float, ...]:
-        """One reward per completion.
-
-        Raises:
-            RewardError: as :class:`Scorer`.
-        """
+        """One reward per completion. Raises as :class:`Scorer`."""
         each = list(zip(*(part(prompt, completions, completion_ids) for part in self.parts), strict=True))
         self.seen.update({(prompt.question, text): of for text, of in zip(completions, each, strict=True)})
         sums = [_sum([w * r for w, r in zip(self.weights, of, strict=True)]) for of in each]
@@ -186,7 +154,6 @@ def _sum(parts: Sequence[float]) -> float:
 
 
 def _number(value: Any, path: str, position: int) -> float:
-    """The reward of a completion, unless it is none."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -210,14 +177,7 @@ def name_of(path: str) -> str:
 
 
 def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
-    """Refuse a reward function with an argument that no column has.
-
-    Args:
-        problem: one of the task's; all have the same columns.
-
-    Raises:
-        RewardError: the argument, and the task's columns.
-    """
+    """Refuse a reward function with an argument that no column of a task has. All its problems have the same."""
     given = {*RESERVED_COLUMNS, *problem.columns, *score.settings}
     if lacking := [name for name in score.required if name not in given]:
         columns = ", ".join(["answer", *problem.columns])
@@ -243,24 +203,17 @@ def is_graded(recipe: Recipe) -> bool:
 
 
 def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer | WeightedScorer:
-    """The recipe's reward function or weighted functions, ready to call.
-
-    Args:
-        reward: names each function by its dotted path, and the way to compare answers.
-        prompt: names the tags, and the prefill.
-        answer_kind: the task's own, for ``reward.answer = "auto"``.
+    """The recipe's reward function or weighted functions, ready to call. ``answer_kind`` is the task's own.
 
     Raises:
-        RecipeError: the path leads to no object.
-        RewardError: the object cannot be called with a data set's columns, two functions have one name, or the weights
+        RecipeError: a path leads to no object.
+        RewardError: an object cannot be called with a data set's columns, two functions have one name, or the weights
             are not as many as the functions.
     """
     paths, weights = reward.function, reward.reward_weights
     if weights and len(weights) != len(paths):
-        raise RewardError(
-            f"reward.reward_weights = {list(weights)}: {len(weights)} weights of {len(paths)} functions in "
-            f"reward.function; give each function one"
-        )
+        counts = f"{len(weights)} weights of {len(paths)} functions in reward.function"
+        raise RewardError(f"reward.reward_weights = {list(weights)}: {counts}; give each function one")
     if twice := [path for i, path in enumerate(paths) if name_of(path) in map(name_of, paths[:i])]:
         raise RewardError(f"reward.function: two are called {name_of(twice[0])!r}, as {twice[0]!r} is: rename one")
     parts = [_load(path, reward, prompt, answer_kind) for path in paths]

@@ -6,6 +6,7 @@ math-verify takes a list for a set and a point for an interval, and loses names.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 from ftis.rewards.grammar import LETTER, RELATION, inside, split
@@ -16,8 +17,7 @@ Question = tuple[Any, ...]
 questions: ``("all", …)``, ``("any", …)``."""
 NEVER: Question = ("any",)
 DIGITS = 6
-"""Digits after the point to which a decimal must equal an exact value, as ``0.333333`` a third. math-verify's
-default."""
+"""Digits after the point to which a decimal must equal an exact value, as ``0.333333`` a third, as in math-verify."""
 MOST_PAIRS = 400
 """Parts of one answer times those of the other."""
 
@@ -32,15 +32,12 @@ _SET, _POINT, _LIST = r"\{\}", "()", ""
 
 
 class Shape(NamedTuple):
-    """The parts of an answer, the name of each or "", and the brackets around all of them, as ``()`` or ``[)``.
-
-    ``ordered`` is false of names whose order nobody can tell, as that of k and a.
-    """
+    """The parts of an answer, the name of each or "", and the brackets around all of them, as ``()`` or ``[)``."""
 
     brackets: str
     names: list[str]
     parts: list[str]
-    ordered: bool
+    ordered: bool  # false of names whose order nobody can tell, as that of k and a
 
     @property
     def assigns(self) -> bool:
@@ -54,8 +51,7 @@ class Shape(NamedTuple):
 def shape(text: str, spread: bool = False) -> Shape:
     """The parts of an answer: 1 and 4 of ``1,4``, ``\\{4,1\\}``, ``x=1, y=4`` and ``(x,y)=(1,4)``; a ± has two.
 
-    Args:
-        spread: the one name before the first part is that of all, as in ``x = 1, 4``.
+    With ``spread`` the one name before the first part is that of all, as in ``x = 1, 4``.
     """
     whole = found = _NAMED.fullmatch(text)
     brackets, content = inside(RELATION.split(text)[-1].strip() if found else text.strip())
@@ -135,27 +131,24 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
             given, expected = one.parts[0], other.parts[0]
         return "equal", given if RELATION.search(expected) else RELATION.split(given)[-1], expected, digits
     kinds = {one.brackets, other.brackets}
-    assign = one.assigns or other.assigns
+    both, assign = one.assigns and other.assigns, one.assigns or other.assigns
     unordered = kinds <= {_LIST, _SET} and not assign
-    pairs = len(one.parts) * len(other.parts)
-    comparable = len(kinds) == 1 or (not part and kinds in ({_LIST, _SET}, {_LIST, _POINT}))
-    if not comparable or (assign and _SET in kinds) or pairs > MOST_PAIRS:
+    if (
+        not (len(kinds) == 1 or (not part and kinds in ({_LIST, _SET}, {_LIST, _POINT})))
+        or (assign and _SET in kinds)
+        or len(one.parts) * len(other.parts) > MOST_PAIRS
+        or ((one.roots or other.roots) and (assign or _POINT in kinds))
+        or (not (one.ordered and other.ordered) and not both and len(set(one.parts)) > 1)
+        or (len(one.parts) != len(other.parts) and not (unordered and len(other.parts) > 1))
+    ):
         return NEVER
-    if (one.roots or other.roots) and (assign or _POINT in kinds):
-        return NEVER
-    if not (one.ordered and other.ordered) and not (one.assigns and other.assigns) and len(set(one.parts)) > 1:
-        return NEVER
-    if len(one.parts) != len(other.parts) and not (unordered and len(other.parts) > 1):
-        return NEVER
-    if one.assigns and other.assigns:
+    of_part = partial(question, part=True)
+    if both:
         values = dict(zip(one.names, one.parts, strict=True))
-        return "all", *(
-            question(values.get(name, ""), right, part=True)
-            for name, right in zip(other.names, other.parts, strict=True)
-        )
+        return "all", *map(of_part, [values.get(name, "") for name in other.names], other.parts)
     if not unordered and not _SIGN.search(expected):
-        return "all", *(question(left, right, part=True) for left, right in zip(one.parts, other.parts, strict=True))
-    table = [[question(left, right, part=True) for right in other.parts] for left in one.parts]
+        return "all", *map(of_part, one.parts, other.parts)
+    table = [[of_part(left, right) for right in other.parts] for left in one.parts]
     return "all", *(("any", *row) for row in table), *(("any", *column) for column in zip(*table, strict=True))
 
 

@@ -1,9 +1,8 @@
 """Words beside a value, in any language. A word is left out only if it is known to leave the value as it is.
 
-The tables list units of measure, counted things and names of quantities. The thing that the problem asks *how many* of
-is known too. Any other word makes another answer, unless the expected answer has it too: ``24 dozen``, ``24 fails`` and
-``nicht = 24`` are not 24. A table may so be incomplete, and a right answer in an unusual word refused, but no wrong one
-is accepted. The tables are in words.txt.
+The tables in words.txt list units of measure, counted things and names of quantities. The thing that the problem asks
+*how many* of is known too. Any other word makes another answer, unless the expected answer has it too: ``24 dozen`` and
+``nicht = 24`` are not 24. So a right answer in an unusual word may be refused, but no wrong one is accepted.
 """
 
 from __future__ import annotations
