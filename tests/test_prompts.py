@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,20 @@ from recipes import task_of as load
 # --- the task that a recipe names ------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def my_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module outside the package, and one with the documents' example."""
+    (tmp_path / "my_tasks.py").write_text("LEVEL = 3\ndef pairs(config): return [('1+1?', '2')]\n")
+    document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^(    from ftis.tasks.problems import .*\n(?:(?: {4}.*)?\n)+)", document, re.MULTILINE)
+    (tmp_path / "documented_task.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("my_tasks", "documented_task"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("my_tasks")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -32,75 +46,30 @@ from recipes import task_of as load
         ("zzz", "built in: gsm8k, math500, jsonl, clock, word_problems, reasoning_gym:<dataset>"),
         ("gsm8k:main", "task.name = 'gsm8k:main': write a dotted path, as in"),
         ("reasoning_gym", "did you mean 'reasoning_gym:<dataset>'?"),
+        ("reasoning_gym:", "as in 'reasoning_gym:basic_arithmetic'"),
         ("no_such_module.load", "there is no module 'no_such_module'"),
         ("ftis.tasks.clock.lod", "module 'ftis.tasks.clock' has no 'lod' (did you mean 'load'?)"),
+        ("my_tasks.LEVEL", "task.name = 'my_tasks.LEVEL': is a int, not a function; name a function f(TaskConfig)"),
+        ("my_tasks.pairs", "returned [('1+1?', '2')], not a Task; return ftis.tasks.problems.make_task("),
     ],
 )
-def test_a_name_that_leads_nowhere(name: str, message: str) -> None:
-    with pytest.raises(RecipeError) as caught:
+def test_a_name_that_leads_to_no_task(name: str, message: str) -> None:
+    with pytest.raises((RecipeError, TaskError)) as caught:
         load(name)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_data_set_is_missing() -> None:
-    with pytest.raises(TaskError, match=r"name one of its data sets, as in 'reasoning_gym:basic_arithmetic'"):
-        load("reasoning_gym:")
-
-
-@pytest.fixture
-def my_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module outside the package."""
-    (tmp_path / "my_tasks.py").write_text(
-        "from ftis.tasks.problems import make_task\n"
-        "LEVEL = 3\n"
-        "def squares(config):\n"
-        "    problems = [(f'{n} squared?', str(n * n), {'root': n}) for n in range(config.options['upto'])]\n"
-        "    held = config.validation_size\n"
-        "    return make_task(config.name, problems[held:], problems[:held], 'number')\n"
-        "def pairs(config): return [('1+1?', '2')]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("my_tasks", None)
-
-
 @pytest.mark.usefixtures("my_tasks")
-def test_a_task_from_outside_the_package_by_its_dotted_path() -> None:
-    task = load("my_tasks.squares", validation_size=2, options={"upto": 5})
-    assert (task.name, task.answer_kind) == ("my_tasks.squares", "number")
-    assert [(p.item, p.question, p.answer) for p in task.validation] == [(0, "0 squared?", "0"), (1, "1 squared?", "1")]
-    assert [(p.item, p.answer, dict(p.columns)) for p in task.train] == [
-        (0, "4", {"root": 2}),
-        (1, "9", {"root": 3}),
-        (2, "16", {"root": 4}),
-    ]
-
-
-def test_the_documents_example_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^(    from ftis.tasks.problems import .*\n(?:(?: {4}.*)?\n)+)", document, re.MULTILINE)
-    (tmp_path / "documented_task.py").write_text(textwrap.dedent(example), encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_the_documents_example_is_a_task() -> None:
     task = load("documented_task.squares", options={"upto": 50})
-    assert (len(task.train), len(task.validation), task.train[0].columns["root"]) == (30, 20, 20)
-
-
-@pytest.mark.usefixtures("my_tasks")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("my_tasks.LEVEL", "task.name = 'my_tasks.LEVEL': is a int, not a function; name a function f(TaskConfig)"),
-        (
-            "my_tasks.pairs",
-            "returned [('1+1?', '2')], not a Task; return ftis.tasks.problems.make_task(config.name, ...)",
-        ),
-    ],
-)
-def test_a_path_that_leads_to_no_task(name: str, message: str) -> None:
-    with pytest.raises(TaskError) as caught:
-        load(name)
-    assert message in str(caught.value)
+    assert (task.name, task.answer_kind, len(task.train), len(task.validation)) == (
+        *("documented_task.squares", "number", 30, 20),
+    )
+    for prompts, first in ((task.validation, 0), (task.train, 20)):
+        assert [(p.item, p.answer, p.columns["root"]) for p in prompts] == [
+            (item, str((first + item) ** 2), first + item) for item in range(len(prompts))
+        ]
 
 
 # --- what a task is --------------------------------------------------------------------------------------------------
@@ -118,25 +87,23 @@ def test_the_digest_is_of_training_questions_and_answers_in_order() -> None:
     assert len({digest(first, second), digest(second, first), digest(first), digest(("é", "3", {}), second)}) == 4
 
 
-@pytest.mark.parametrize(
-    ("train", "kind", "message"),
-    [
+def test_a_task_that_cannot_be() -> None:
+    problems: Any
+    for problems, kind, message in (
         ([("1+1?", 2, {})], "number", "task 'mine': the answer of problem 0 is 2; write it as a string"),
         ([("a", "b", {}), (None, "2", {})], "number", "the question of problem 1 is None; write it as a string"),
         ([("v", "1", {})], "number", "task 'mine': train and validation: share 1 questions, the first of them 'v'"),
         ([], "prose", "task 'mine': answer_kind = 'prose'; use one of number, math, exact"),
-    ],
-)
-def test_a_task_that_cannot_be(train: Any, kind: Any, message: str) -> None:
-    with pytest.raises(TaskError) as caught:
-        make_task("mine", train, [("v", "v", {})], kind)
-    assert message in str(caught.value)
+    ):
+        with pytest.raises(TaskError) as caught:
+            make_task("mine", problems, [("v", "v", {})], cast(Any, kind))
+        assert message in str(caught.value)
 
 
 def test_an_ood_task_has_no_question_that_is_trained_on() -> None:
     task = make_task("mine", [("a", "1", {}), ("b", "2", {})], [("v", "3", {})], "exact")
     require_unseen(task, make_task("other", [("a", "1", {})], [("v", "3", {}), ("w", "4", {})], "exact"))
-    with pytest.raises(TaskError, match="ood task 'other': 1 of its questions are trained on, the first of them 'b'"):
+    with pytest.raises(TaskError, match="ood task 'other': share 1 questions, the first of them 'b'"):
         require_unseen(task, make_task("other", [], [("w", "1", {}), ("b", "2", {})], "exact"))
 
 
@@ -166,25 +133,19 @@ def rendered(config: PromptConfig, tok: PreTrainedTokenizerFast, prompt: Prompt 
     return " ".join(WORDS[i] for i in ids)
 
 
-def test_chat_template() -> None:
-    tok = tokenizer(CHAT)
-    assert rendered(PromptConfig(system_prompt="Be brief"), tok) == "<bos> <sys> Be brief <user> What is it ? <bot>"
-    assert rendered(PromptConfig(system_prompt=""), tok) == "<bos> <user> What is it ? <bot>"
+def test_a_prompt_is_a_chat_or_plain_text() -> None:
+    chat = tokenizer(CHAT)
+    assert rendered(PromptConfig(system_prompt="Be brief"), chat) == "<bos> <sys> Be brief <user> What is it ? <bot>"
+    assert rendered(PromptConfig(system_prompt=""), chat) == "<bos> <user> What is it ? <bot>"
     wrapped = PromptConfig(system_prompt="", template="so {question} so")
-    assert rendered(wrapped, tok) == "<bos> <user> so What is it ? so <bot>"
-
-
-def test_plain_text_where_there_is_no_chat_template_or_it_is_not_wanted() -> None:
+    assert rendered(wrapped, chat) == "<bos> <user> so What is it ? so <bot>"
     plain = "<bos> Be brief What is it ?"
     assert rendered(PromptConfig(system_prompt="Be brief"), tokenizer()) == plain
-    assert rendered(PromptConfig(system_prompt="Be brief", chat_template="never"), tokenizer(CHAT)) == plain
+    assert rendered(PromptConfig(system_prompt="Be brief", chat_template="never"), chat) == plain
     assert rendered(PromptConfig(system_prompt=""), tokenizer(bos=False)) == "What is it ?"
-
-
-def test_plain_text_is_system_blank_line_user() -> None:
-    plain, config = tokenizer(), PromptConfig(system_prompt="S", template="Q: {question}=")
-    assert prompt_text(QUESTION, config, plain) == "S\n\nQ: What is it ?="
-    assert prompt_text(Prompt(0, "{question} {x}", ""), PromptConfig(system_prompt=""), plain) == "{question} {x}"
+    config = PromptConfig(system_prompt="S", template="Q: {question}=")
+    assert prompt_text(QUESTION, config, tokenizer()) == "S\n\nQ: What is it ?="
+    assert prompt_text(Prompt(0, "{question} {x}", ""), PromptConfig(system_prompt=""), tokenizer()) == "{question} {x}"
 
 
 def test_plain_text_does_not_end_where_a_tokenizer_would_end_it() -> None:
@@ -213,29 +174,16 @@ def test_a_date_changes_nothing_around_it() -> None:
         assert plain == dated, repr(begin)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"tokenize": True}, "tokenize is no variable of a chat template"), ({"x": "y"}, "")],
-)
-def test_template_options_are_variables(options: dict[str, Any], said: str) -> None:
-    config = PromptConfig(system_prompt="", template_options=options)
-    if not said:
-        assert prompt_text(QUESTION, config, tokenizer("{{ x }}")) == "y"
-        return
-    with pytest.raises(TaskError, match=said):
-        prompt_text(QUESTION, config, tokenizer("{{ x }}"))
-
-
-def test_a_prompt_without_tokens_is_an_error() -> None:
+def test_a_prompt_that_cannot_be_rendered() -> None:
+    silent = PromptConfig(system_prompt="")
+    with pytest.raises(TaskError, match="tokenize is no variable of a chat template"):
+        prompt_text(QUESTION, silent.model_copy(update={"template_options": {"tokenize": True}}), tokenizer(CHAT))
     with pytest.raises(TaskError, match=r"the prompt of problem 3 .'  '. has no tokens; put some text"):
-        render_prompt(Prompt(3, "  ", ""), PromptConfig(system_prompt=""), tokenizer(bos=False))
-
-
-def test_a_chat_template_that_refuses() -> None:
+        render_prompt(Prompt(3, "  ", ""), silent, tokenizer(bos=False))
     no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<bot>"
     with pytest.raises(TaskError, match="refuses the prompt of problem 7: no system role; set prompt"):
         render_prompt(QUESTION, PromptConfig(), tokenizer(no_system))
-    assert rendered(PromptConfig(system_prompt=""), tokenizer(no_system)) == "<bot>"
+    assert rendered(silent, tokenizer(no_system)) == "<bot>"
 
 
 EXAMPLES = PromptConfig(
@@ -246,13 +194,10 @@ EXAMPLES = PromptConfig(
 )
 
 
-def test_examples_are_turns_of_a_chat_and_the_prefill_begins_the_answer() -> None:
+def test_examples_are_turns_and_the_prefill_begins_the_answer() -> None:
     tok = tokenizer(CHAT.replace("else '<user>'", "else '<bot>' if m.role == 'assistant' else '<user>'"))
     assert rendered(EXAMPLES, tok) == (
         "<bos> <sys> Be brief <user> so What is <bot> it <user> so is it <bot> so <user> so What is it ? <bot> it is"
     )
-
-
-def test_examples_and_prefill_as_plain_text() -> None:
     expected = "Be brief\n\nso What isit\n\nso is itso\n\nso What is it ?it is"
     assert prompt_text(QUESTION, EXAMPLES, tokenizer()) == expected

@@ -12,15 +12,12 @@ import numpy as np
 from ftis.config import TaskConfig
 from ftis.prompts import Task, TaskError
 from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
-from ftis.tasks.splitting import Split, generator, subset
+from ftis.tasks.splitting import Split, draw, subset
 
 _QUESTION = re.compile(r"[0-9](?:[+*-][1-9])+")
 _STEPS = [sign + digit for sign in "+-*" for digit in "123456789"]  # times 0 would make 0 too common
 _ENUMERATED = 2
 """Problems of up to this many operators are listed; those of more are drawn."""
-
-
-OPTIONS = {"operators": 2}
 
 
 def clock_problem(rng: np.random.Generator, operators: int) -> str:
@@ -30,11 +27,7 @@ def clock_problem(rng: np.random.Generator, operators: int) -> str:
 
 
 def clock_solution(question: str) -> tuple[tuple[str, ...], str]:
-    """The steps from left to right modulo 10, and the answer: ``3+8*7`` gives ``("3+8=1", "1*7=7"), "7"``.
-
-    Raises:
-        TaskError: ``question`` is not a clock problem.
-    """
+    """The steps from left to right modulo 10, and the answer: ``3+8*7`` gives ``("3+8=1", "1*7=7"), "7"``."""
     if not _QUESTION.fullmatch(question):
         raise TaskError(
             f"{excerpt(question)} is not a clock problem; write a digit and then signs and digits, as in 3+8*7"
@@ -59,10 +52,9 @@ def clock_held_out(question: str) -> bool:
 def load(config: TaskConfig) -> Task:
     """Clock problems of ``task.options.operators`` operators, 2 by default."""
     refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
-    unknown = set(config.options) - OPTIONS.keys()
-    if unknown:
-        raise TaskError(f"task.options.{sorted(unknown)[0]}: clock has one option, 'operators'")
-    operators = {**OPTIONS, **config.options}["operators"]
+    if unknown := set(config.options) - {"operators"}:
+        raise TaskError(f"task.options.{min(unknown)}: clock has one option, 'operators'")
+    operators = config.options.get("operators", 2)
     if type(operators) is not int or not 1 <= operators <= 32:
         raise TaskError(f"task.options.operators = {operators!r}: use a whole number from 1 to 32")
     return _problems(config.name, operators, config.train_size, config.validation_size, config.seed)
@@ -76,12 +68,13 @@ def _problems(name: str, operators: int, train_size: int | None, validation_size
         every = [start + "".join(rest) for rest in steps for start in "0123456789"]
         kept = [question for question in every if not clock_held_out(question)]
         held_out = [question for question in every if clock_held_out(question)]
-        train = subset(kept, train_size, seed, "train")
-        validation = subset(held_out, validation_size or min(300, len(held_out)), seed, "validation")
+        few = validation_size or min(300, len(held_out))
+        train = [_solved(question) for question in subset(kept, train_size, seed, "train")]
+        validation = [_solved(question) for question in subset(held_out, few, seed, "validation")]
     else:
         train = _draw(train_size or 5000, operators, seed, "train")
         validation = _draw(validation_size or 300, operators, seed, "validation")
-    return make_task(name, [_solved(q) for q in train], [_solved(q) for q in validation], "exact")
+    return make_task(name, train, validation, "exact")
 
 
 def _solved(question: str) -> Problem:
@@ -89,16 +82,10 @@ def _solved(question: str) -> Problem:
     return question, answer, {"solution": ";".join(steps)}
 
 
-def _draw(size: int, operators: int, seed: int, split: Split) -> list[str]:
-    rng = generator(seed, split)
-    drawn: dict[str, None] = {}
-    for _ in range(100 * size):  # a tenth is held out, and some are drawn again
+def _draw(size: int, operators: int, seed: int, split: Split) -> list[Problem]:
+    def problem(rng: np.random.Generator) -> Problem | None:
         question = clock_problem(rng, operators)
-        if clock_held_out(question) == (split == "validation"):
-            drawn[question] = None
-            if len(drawn) == size:
-                return list(drawn)
-    raise TaskError(
-        f"task.{split}_size = {size}: clock with {operators} operators has too few different problems; "
-        "ask for fewer or raise task.options.operators"
-    )
+        return _solved(question) if clock_held_out(question) == (split == "validation") else None
+
+    few = f"clock with {operators} operators has too few different problems"
+    return draw(problem, size, seed, split, f"{few}; ask for fewer or raise task.options.operators")

@@ -19,13 +19,10 @@ def load(config: TaskConfig) -> Task:
     train, validation = (
         [_problem(row, where) for row, where in split_rows(root, split, "main/")] for split in ("train", "test")
     )
-    require_disjoint(train, validation, f"{root}: train and test")
-    return make_task(
-        config.name,
-        subset(train, config.train_size, config.seed, "train"),
-        subset(validation, config.validation_size, config.seed, "validation"),
-        "number",
-    )
+    require_disjoint((q for q, *_ in train), (q for q, *_ in validation), f"{root}: train and test")
+    train = subset(train, config.train_size, config.seed, "train")
+    validation = subset(validation, config.validation_size, config.seed, "validation")
+    return make_task(config.name, train, validation, "number")
 
 
 def _problem(row: Mapping[str, Any], where: str) -> Problem:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftis.config import TaskConfig, nearest
-from ftis.prompts import AnswerKind, Task, TaskError
+from ftis.prompts import Task, TaskError
 from ftis.tasks.gym_judge import OwnScore, scores_itself
 from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
 from ftis.version import extra
@@ -25,9 +25,6 @@ from ftis.version import extra
 VALIDATION, FEWEST = 200, 50
 """Validation problems without task.validation_size, and the fewest then. On 50 an accuracy of .5 has a standard error
 of .07."""
-
-Part = tuple[int, int]
-"""The number of problems to make, and their seed."""
 
 
 def load(config: TaskConfig) -> Task:
@@ -39,14 +36,12 @@ def load(config: TaskConfig) -> Task:
     refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
     _, _, dataset = config.name.partition(":")
     if not dataset:
-        raise TaskError(
-            f"task.name = {config.name!r}: name one of its data sets, as in 'reasoning_gym:basic_arithmetic'"
-        )
+        raise TaskError(f"task.name = {config.name!r}: name a data set of it, as in 'reasoning_gym:basic_arithmetic'")
     for reserved in {"size", "seed"} & set(config.options):
         raise TaskError(f"task.options.{reserved}: set task.train_size, task.validation_size and task.seed instead")
     train_size, wanted = config.train_size or 2000, config.validation_size or VALIDATION
 
-    def part(name: str, size: int) -> Part:
+    def part(name: str, size: int) -> tuple[int, int]:
         digest = hashlib.sha256(f"{config.seed}/{name}".encode()).digest()
         return size, int.from_bytes(digest[:4], "big") >> 1
 
@@ -74,19 +69,15 @@ def load(config: TaskConfig) -> Task:
             f"among the {train_size} for training (task.train_size{default}; {len(trained)} are different); lower "
             f"task.train_size, as to {max(1, len(trained) // 2)},{fewer} or widen the problems with task.options"
         )
-    kind: AnswerKind = "reasoning_gym" if own else "exact"
-    return make_task(config.name, train, list(fresh.values())[:wanted], kind)
+    return make_task(config.name, train, list(fresh.values())[:wanted], "reasoning_gym" if own else "exact")
 
 
 def _problems(entries: list[dict[str, Any]], where: str, scorer: tuple[str, str] | None) -> Iterator[Problem]:
-    """Problems with the columns ``metadata`` and, if the data set scores answers itself, ``reasoning_gym``.
-
-    The answer is empty if the data set gives none and scores any solution.
-    """
+    """Problems with the columns ``metadata`` and, if the data set scores answers itself, ``reasoning_gym``."""
     for number, entry in enumerate(entries):
         question, answer = entry["question"], entry["answer"]
         if answer is None and scorer is not None:
-            answer = ""
+            answer = ""  # any solution is scored
         if not isinstance(question, str) or not isinstance(answer, str):
             raise TaskError(
                 f"{where} {number}: its answer is {excerpt(answer)}, not a text to compare with; "
@@ -98,8 +89,8 @@ def _problems(entries: list[dict[str, Any]], where: str, scorer: tuple[str, str]
         yield question, answer, columns
 
 
-def _generate(dataset: str, options: Mapping[str, Any], parts: list[Part]) -> tuple[list[list[dict[str, Any]]], bool]:
-    """The entries of each part, made by the generating process, and whether the data set scores answers itself."""
+def _generate(dataset: str, options: Any, parts: list[tuple[int, int]]) -> tuple[list[list[dict[str, Any]]], bool]:
+    """The entries of each part (number, seed), from a process, and whether the data set scores answers itself."""
     try:
         request = json.dumps({"dataset": dataset, "options": options, "parts": parts})
     except (TypeError, ValueError) as error:
@@ -122,9 +113,6 @@ def _generate(dataset: str, options: Mapping[str, Any], parts: list[Part]) -> tu
     if "error" in reply:
         raise TaskError(reply["error"])
     return reply["parts"], reply["own"]
-
-
-# --- the generating process -----------------------------------------------------------------------------------------
 
 
 def _serve() -> None:
@@ -157,23 +145,15 @@ def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> 
     except (TypeError, ValueError, AssertionError) as error:
         raise TaskError(f"reasoning_gym:{dataset}: {error or type(error).__name__}; check task.options") from error
     entries = []
-    for i in range(size):
-        entry = made[i]
+    for entry in map(made.__getitem__, range(size)):
         kept = {"question": entry["question"], "answer": entry["answer"]}
-        if _is_json(entry.get("metadata")):
-            kept["metadata"] = entry["metadata"]
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # it is not always JSON
+            json.dumps(metadata := entry.get("metadata"), allow_nan=False)
+            kept["metadata"] = metadata
         if not isinstance(kept["answer"], str | None):
             kept |= {"answer": repr(kept["answer"]), "question": None}
         entries.append(kept)
     return entries
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ answer: ``nan`` is at least as good as any number, and ``x/x`` is a 1 without an
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 import re
@@ -19,13 +20,11 @@ from functools import cache
 from statistics import fmean
 from typing import Any, TypedDict
 
-FUNCTIONS = frozenset(
+NAMES = frozenset(
     {"Integer", "Float", "Rational", "Symbol", "sqrt", "exp", "log", "Abs", "erf", "sin", "cos", "tan", "sec", "csc"}
-    | {"cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"}
+    | {"cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "pi", "E", "I"}
 )
-CONSTANTS = frozenset({"pi", "E", "I"})
 """Names that a formula may use, besides its data set's own symbols."""
-
 NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 SUMS = {"countdown", "puzzle24"}
 """Data sets whose answers combine given numbers. Their scorers only look for digits."""
@@ -47,28 +46,17 @@ _ALLOWED = (
 
 
 class OwnScore(TypedDict):
-    """The arguments of :func:`ftis.rewards.gym.score` besides the answer.
-
-    Attributes:
-        options: the data set's settings, as JSON.
-        entry: question, answer and metadata of the problem, as JSON.
-    """
+    """The arguments of :func:`ftis.rewards.gym.score` besides the answer."""
 
     dataset: str
     options: str
+    """The data set's settings, as JSON."""
     entry: str
+    """Question, answer and metadata of the problem, as JSON."""
 
 
 def judge(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> float:
-    """The data set's score of an answer, from 0 to 1.
-
-    Args:
-        options: the data set's settings, as JSON.
-        entry: question, answer and metadata of the problem.
-
-    Raises:
-        Exception: any, as data sets were not made for all texts.
-    """
+    """The data set's score of an answer, from 0 to 1, as in :class:`OwnScore`. It may raise any Exception."""
     if NO_NUMBER.search(answer) or (dataset in SUMS and not _combines(entry, answer)):
         return 0.0
     score = float(_dataset(dataset, options).score_answer(answer, entry))
@@ -113,17 +101,13 @@ def _guard(on: bool) -> None:
 
 
 def require_formula(code: str, symbols: Mapping[str, Any]) -> None:
-    """Refuse Python code that is no formula of numbers, ``symbols`` and well-known functions.
-
-    Raises:
-        ValueError: a part of the code belongs to no formula.
-    """
+    """Refuse Python code that is no formula of numbers, ``symbols`` and well-known functions, with a ValueError."""
     for node in ast.walk(ast.parse(code.strip(), mode="eval")):
         if not isinstance(node, _ALLOWED):
             raise ValueError(f"{type(node).__name__} is no part of a formula")
         if isinstance(node, ast.Call) and (node.keywords or not isinstance(node.func, ast.Name)):
             raise ValueError("only a function of formulas is called")
-        if isinstance(node, ast.Name) and node.id not in FUNCTIONS | CONSTANTS | symbols.keys():
+        if isinstance(node, ast.Name) and node.id not in NAMES | symbols.keys():
             raise ValueError(f"{node.id!r} is no name of a formula")
         if isinstance(node, ast.Constant) and not (isinstance(node.value, (int, float)) or _plain(node.value)):
             raise ValueError("a text is no formula")
@@ -171,14 +155,12 @@ def _right(dataset: str, options: str, entry: Mapping[str, Any], texts: Iterable
 
 
 def _same_number(one: str, other: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         return float(one) == float(other)
-    except ValueError:
-        return False
+    return False
 
 
 def _score(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> float:
-    try:
+    with contextlib.suppress(Exception):  # a data set may raise anything
         return judge(dataset, options, entry, answer)
-    except Exception:  # a data set may raise anything
-        return 0.0
+    return 0.0

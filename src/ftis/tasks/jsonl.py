@@ -30,13 +30,10 @@ def load(config: TaskConfig) -> Task:
     validation = read(validation_file) if validation_file else []
     # A reward function that names a column would fail on the first row without it, in the middle of a run.
     columns: dict[str, Any] = dict.fromkeys(name for _, _, given in (*train, *validation) for name in given)
-
-    def filled(rows: list[Problem]) -> list[Problem]:
-        return [(question, answer, columns | dict(given)) for question, answer, given in rows]
-
-    train, validation = filled(train), filled(validation)
+    filled: list[list[Problem]] = [[(q, a, columns | dict(its)) for q, a, its in rows] for rows in (train, validation)]
+    train, validation = filled
     if validation_file:
-        require_disjoint(train, validation, f"{train_file} and {validation_file}")
+        require_disjoint((q for q, *_ in train), (q for q, *_ in validation), f"{train_file} and {validation_file}")
         validation = subset(validation, config.validation_size, config.seed, "validation")
     else:
         train, validation = hold_out(train, config.validation_size, config.seed, str(train_file))
@@ -53,12 +50,9 @@ def files(config: TaskConfig) -> tuple[Path | None, Path | None]:
         raise TaskError("task.path is missing: name a .jsonl file or a directory of them")
     path = Path(config.path)
     if not path.exists():
-        beside = [file.name for file in path.parent.glob("*.jsonl")]
-        raise TaskError(
-            f"task.path = {config.path!r}: there is no such file or directory"
-            f"{'' if path.is_absolute() else f' in {Path.cwd()}, where the command runs'}"
-            f"{did_you_mean(path.name, beside)}"
-        )
+        place = "" if path.is_absolute() else f" in {Path.cwd()}, where the command runs"
+        hint = did_you_mean(path.name, [file.name for file in path.parent.glob("*.jsonl")])
+        raise TaskError(f"task.path = {config.path!r}: there is no such file or directory{place}{hint}")
     if path.is_file() and config.train_file is not None:
         raise TaskError(
             f"task.train_file = {config.train_file!r}: task.path already names a file; leave one of them out"
@@ -73,11 +67,10 @@ def files(config: TaskConfig) -> tuple[Path | None, Path | None]:
             )
         return directory / name
 
-    validation = None
-    if config.validation_file is not None:
-        validation = named("validation_file", config.validation_file)
-    elif path.is_dir() and (path / "validation.jsonl").is_file():
-        validation = path / "validation.jsonl"
+    validation_file = config.validation_file
+    if validation_file is None and path.is_dir() and (path / "validation.jsonl").is_file():
+        validation_file = "validation.jsonl"
+    validation = None if validation_file is None else named("validation_file", validation_file)
     if path.is_file():
         return path, validation
     if config.train_file is None and validation is not None and not (path / "train.jsonl").is_file():

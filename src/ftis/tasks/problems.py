@@ -1,11 +1,4 @@
-"""Loading a task by its name, and making one of problems. The author of a task needs :func:`make_task`:
-
-from ftis.tasks.problems import make_task
-
-def load(config):
-    squares = [(f"{n} squared?", str(n * n), {}) for n in range(100)]
-    return make_task(config.name, squares[10:], squares[:10], "number")
-"""
+"""Loading a task by its name, and making one of problems. The author of a task needs :func:`make_task`."""
 
 from __future__ import annotations
 
@@ -32,20 +25,16 @@ def make_task(name: str, train: Iterable[Problem], validation: Iterable[Problem]
         train: in the same order on every peer; empty for a task that is for evaluation only.
         validation: problems whose questions are not in ``train``.
 
-    Raises:
-        TaskError: a question or an answer is not a string, the splits share a question, or there is no such
-            ``answer_kind``.
+    A TaskError if a question or an answer is not a string, the splits share a question, or there is no such kind.
     """
     where = f"task {name!r}"
-    train, validation = list(train), list(validation)
-    splits = [tuple(_prompts(problems, where)) for problems in (train, validation)]
-    require_disjoint(train, validation, f"{where}: train and validation")
-    agreed: list[Any] = [[question, answer] for question, answer, _ in train]
+    trained, validated = (tuple(_prompts(problems, where)) for problems in (train, validation))
+    require_disjoint((p.question for p in trained), (p.question for p in validated), f"{where}: train and validation")
+    agreed: list[Any] = [[prompt.question, prompt.answer] for prompt in trained]
     if answer_kind == "reasoning_gym":  # it may depend on the library's version
         agreed.append(answer_kind)
-    canonical = json.dumps(agreed, separators=(",", ":"))
-    digest = hashlib.sha256(canonical.encode()).hexdigest()
-    return Task(name, splits[0], splits[1], answer_kind, digest)
+    digest = hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
+    return Task(name, trained, validated, answer_kind, digest)
 
 
 def _prompts(problems: Iterable[tuple[Any, Any, Mapping[str, Any]]], where: str) -> Iterable[Prompt]:
@@ -57,11 +46,7 @@ def _prompts(problems: Iterable[tuple[Any, Any, Mapping[str, Any]]], where: str)
 
 
 def refuse_settings(config: TaskConfig, *keys: str) -> None:
-    """Refuse a recipe with keys that the task would ignore.
-
-    Raises:
-        TaskError: the first of ``keys`` that is set.
-    """
+    """Refuse a recipe with keys that the task would ignore: a TaskError names the first that is set."""
     for key in keys:
         if getattr(config, key):
             raise TaskError(f"task.{key} = {getattr(config, key)!r}: means nothing to {config.name!r}; leave it out")
@@ -72,39 +57,24 @@ def asks(question: str) -> str:
     return " ".join(question.split())
 
 
-def require_disjoint(train: Iterable[Problem], validation: Iterable[Problem], where: str) -> None:
-    """Refuse validation problems that are training problems too.
-
-    Raises:
-        TaskError: how many questions the two share, and one of them.
-    """
-    shared = {asks(question) for question, _, _ in train} & {asks(question) for question, _, _ in validation}
+def require_disjoint(train: Iterable[str], evaluated: Iterable[str], where: str) -> None:
+    """Refuse questions to evaluate on that are trained on too: a TaskError counts them and names one."""
+    shared = set(map(asks, train)) & set(map(asks, evaluated))
     if shared:
         raise TaskError(
             f"{where}: share {len(shared)} questions, the first of them {excerpt(min(shared))}; "
-            "remove them from one, or validation measures memory"
+            "remove them from one, or the evaluation measures memory"
         )
 
 
 def require_unseen(task: Task, ood: Task) -> None:
-    """Refuse an out-of-distribution task that shares questions with the training problems.
-
-    Raises:
-        TaskError: how many questions they share, and one of them.
-    """
-    shared = {asks(prompt.question) for prompt in task.train} & {asks(prompt.question) for prompt in ood.validation}
-    if shared:
-        raise TaskError(
-            f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "
-            f"{excerpt(min(shared))}; remove them from one, or the evaluation measures memory"
-        )
+    """Refuse an out-of-distribution task that shares questions with the training problems."""
+    where = f"the training problems and ood task {ood.name!r}"
+    require_disjoint((p.question for p in task.train), (p.question for p in ood.validation), where)
 
 
 def load_task(config: TaskConfig) -> Task:
     """The problems that a recipe's ``[task]`` or ``[[ood]]`` section names.
-
-    ``config.name`` is a built-in name, a built-in name with a data set after a colon
-    (``reasoning_gym:basic_arithmetic``), or the dotted path of a function ``f(TaskConfig) -> Task``.
 
     Raises:
         RecipeError: the name is not built in and leads to no object.

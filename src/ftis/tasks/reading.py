@@ -17,14 +17,9 @@ Row = tuple[Mapping[str, Any], str]
 
 
 def data_directory(config: TaskConfig, hub_id: str, patterns: list[str]) -> Path:
-    """The local directory that holds a data set: ``task.path``, or a download from the Hub.
+    """The local directory of a data set: ``task.path``, or a download of the files ``patterns`` from the Hub.
 
-    Args:
-        hub_id: the data set on the Hub, if there is no ``task.path``.
-        patterns: the files to download.
-
-    Raises:
-        TaskError: ``task.path`` is neither a directory nor a Hub id, or the Hub is out of reach.
+    A TaskError if ``task.path`` is neither a directory nor a Hub id, or the Hub is out of reach.
     """
     path = config.path
     if path is not None:
@@ -47,30 +42,22 @@ def data_directory(config: TaskConfig, hub_id: str, patterns: list[str]) -> Path
 
 
 def split_rows(root: Path, split: str, subset: str = "") -> Iterator[Row]:
-    """The rows of one split: JSON Lines, or Parquet as laid out on the Hub.
+    """The rows of one split: JSON Lines, or Parquet as laid out on the Hub. A TaskError if they cannot be read.
 
     Args:
         subset: the folder of the data set's configuration on the Hub, as in ``main/``.
-
-    Raises:
-        TaskError: there is no such file, or it cannot be read.
     """
     patterns = [f"{split}.jsonl", f"{subset}{split}.jsonl", f"{subset}{split}-*.parquet", f"{split}-*.parquet"]
     for pattern in dict.fromkeys([*patterns, f"data/{split}-*.parquet"]):
-        files = sorted(root.glob(pattern))
+        for file in (files := sorted(root.glob(pattern))):
+            yield from jsonl_rows(file) if file.suffix == ".jsonl" else parquet_rows(file)
         if files:
-            for file in files:
-                yield from jsonl_rows(file) if file.suffix == ".jsonl" else parquet_rows(file)
             return
     raise TaskError(f"{root}: holds no {split!r} split; put {split}.jsonl or {subset}{split}-*.parquet there")
 
 
 def jsonl_rows(file: Path) -> Iterator[Row]:
-    """The objects of a JSON Lines file. Blank lines are skipped.
-
-    Raises:
-        TaskError: the file cannot be read, holds no rows, or a line is not a JSON object.
-    """
+    """The objects of a JSON Lines file, without blank lines. A TaskError if there is none, or a line is no object."""
     count = number = 0
     try:
         with file.open(encoding="utf-8-sig") as lines:
@@ -100,11 +87,7 @@ def _not_json(constant: str) -> NoReturn:
 
 
 def parquet_rows(file: Path) -> Iterator[Row]:
-    """The rows of a Parquet file.
-
-    Raises:
-        TaskError: the file cannot be read or holds no rows.
-    """
+    """The rows of a Parquet file. A TaskError if it cannot be read or holds none."""
     import pyarrow
     from pyarrow import parquet
 
@@ -124,51 +107,34 @@ def problem_of(row: Mapping[str, Any], question: str, answer: str, where: str) -
     return text_field(row, question, where), answer_field(row, answer, where), columns
 
 
-def text_field(row: Mapping[str, Any], name: str, where: str) -> str:
-    """A field that is a string and not blank, as it is.
-
-    Raises:
-        TaskError: the field is missing, blank or not a string.
-    """
-    value = _field(row, name, where)
-    if not isinstance(value, str) or not value.strip():
-        raise TaskError(f"{where}: {name!r} is {excerpt(value)}; write a text that is not blank")
-    return _encodable(value, name, where)
-
-
-def answer_field(row: Mapping[str, Any], name: str, where: str) -> str:
-    """A field that is an answer, as text without surrounding whitespace; a number as JSON writes it.
-
-    Raises:
-        TaskError: the field is missing, blank, or neither a string nor a finite number.
-    """
-    value = _field(row, name, where)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            return json.dumps(value, allow_nan=False)
-        except ValueError:  # JSON's 1e999 is read as infinity
-            raise TaskError(f"{where}: {name!r} is {value}, not a finite number; write it as a string") from None
-    if not isinstance(value, str) or not value.strip():
-        raise TaskError(f"{where}: {name!r} is {excerpt(value)}; write a string that is not blank, or a number")
-    return _encodable(value.strip(), name, where)
-
-
-def _encodable(text: str, name: str, where: str) -> str:
-    """Refuse half of a pair of UTF-16, which JSON can spell and no tokenizer takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise TaskError(
-            f"{where}: {name!r} holds {error.object[error.start]!a}, half of a character: write the whole of it"
-        ) from None
-    return text
-
-
-def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
+def text_field(row: Mapping[str, Any], name: str, where: str, wanted: str = "a text that is not blank") -> str:
+    """A field as it is. A TaskError if it is missing, blank, not a string, or holds half of a character."""
     if name not in row:
         present = ", ".join(sorted(map(str, row))) or "none"
         raise TaskError(
             f"{where}: has no field {name!r}; fields there: {present} "
             "(jsonl: name them with task.question_field and task.answer_field)"
         )
-    return row[name]
+    value = row[name]
+    if not isinstance(value, str) or not value.strip():
+        raise TaskError(f"{where}: {name!r} is {excerpt(value)}; write {wanted}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:  # half of a pair of UTF-16, which JSON can spell and no tokenizer takes
+        half = ascii(value[error.start])
+        raise TaskError(f"{where}: {name!r} holds {half}, half of a character: write the whole of it") from None
+    return value
+
+
+def answer_field(row: Mapping[str, Any], name: str, where: str) -> str:
+    """A field that is an answer, as text without surrounding whitespace; a finite number as JSON writes it.
+
+    A TaskError for any other, as by :func:`text_field`.
+    """
+    value = row.get(name)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return text_field(row, name, where, "a string that is not blank, or a number").strip()
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:  # JSON's 1e999 is read as infinity
+        raise TaskError(f"{where}: {name!r} is {value}, not a finite number; write it as a string") from None

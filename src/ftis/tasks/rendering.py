@@ -38,12 +38,11 @@ def render_prompt(
     """Token ids of :func:`prompt_text`, int32 [prompt length].
 
     Args:
-        tokenizer: a tokenizer of transformers. Plain text gets its usual special tokens, but no end of sequence.
+        tokenizer: of transformers. Plain text gets its usual special tokens, but no end of sequence.
         todays: let a chat template that writes a date write today's, as TRL does.
         tools: functions that the chat template describes to the model.
 
-    Raises:
-        TaskError: the prompt has no tokens, or the chat template refuses the messages.
+    A TaskError if the prompt has no tokens, or the chat template refuses the messages.
     """
     text, plain = prompt_text(prompt, config, tokenizer, todays, tools), not is_chat(config, tokenizer)
     ids = tokenizer(text, add_special_tokens=plain, verbose=False)["input_ids"]
@@ -71,10 +70,7 @@ def prompt_text(
     With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, a user
     and an assistant message for each example, and a user message, up to the start of the assistant's turn. Otherwise
     the same as plain text: a blank line stands between the parts, and an example's completion right after its user
-    turn. The prefill comes last.
-
-    Raises:
-        TaskError: the chat template refuses the messages.
+    turn. The prefill comes last. Arguments and errors are :func:`render_prompt`'s.
     """
     if is_chat(config, tokenizer):
         whose = f"the prompt of problem {prompt.item}"
@@ -107,13 +103,7 @@ def chat_text(
 ) -> str:
     """Messages by the chat template: up to the assistant's next turn with its prefill, or with its last turn whole.
 
-    Args:
-        whose: a name for the messages, for the error.
-        todays: let a template that writes a date write today's.
-        tools: functions that the template describes to the model.
-
-    Raises:
-        TaskError: the template refuses the messages.
+    ``whose`` names the messages in the TaskError if the template refuses them; the rest is :func:`render_prompt`'s.
     """
     from jinja2 import TemplateError
 

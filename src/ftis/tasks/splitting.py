@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -19,12 +19,25 @@ def generator(seed: int, split: Split) -> np.random.Generator:
     return np.random.default_rng([abs(seed), int(seed < 0), int(split == "validation")])
 
 
-def subset(items: Sequence[T], size: int | None, seed: int, split: Split) -> list[T]:
-    """``size`` of ``items``, drawn by ``seed``, in their order; all of them without a size.
+def draw(
+    problem: Callable[[np.random.Generator], Problem | None], size: int, seed: int, split: Split, why_few: str
+) -> list[Problem]:
+    """``size`` different problems. ``problem`` draws one, or None for one of the other split.
 
-    Raises:
-        TaskError: there are fewer than ``size``.
+    After a hundred draws for each there may still be too few: ``why_few`` is the TaskError's reason and remedy.
     """
+    rng = generator(seed, split)
+    drawn: dict[str, Problem] = {}
+    for _ in range(100 * size):
+        if (found := problem(rng)) is not None:
+            drawn[found[0]] = found
+            if len(drawn) == size:
+                return list(drawn.values())
+    raise TaskError(f"task.{split}_size = {size}: {why_few}")
+
+
+def subset(items: Sequence[T], size: int | None, seed: int, split: Split) -> list[T]:
+    """``size`` of ``items``, drawn by ``seed``, in their order; all without a size. A TaskError if there are fewer."""
     if size is None:
         return list(items)
     if size > len(items):
@@ -39,14 +52,8 @@ def hold_out(
 ) -> tuple[list[Problem], list[Problem]]:
     """The problems to train on and those held out for validation, ``size`` questions drawn by ``seed``.
 
-    The copies of a held-out problem leave training too; validation has the first of them.
-
-    Args:
-        size: ``None`` is a tenth of the questions, at least 1 and at most 100.
-        where: the problems' file, for messages.
-
-    Raises:
-        TaskError: nothing would be left to train on.
+    Without a size it is a tenth of the questions, at least 1 and at most 100. The copies of a held-out problem leave
+    training too; validation has the first of them. A TaskError if nothing would be left to train on.
     """
     first: dict[str, Problem] = {}
     for problem in problems:
@@ -58,7 +65,5 @@ def hold_out(
             f"{where}: holding out {size} of {len(questions)} different problems leaves none to train on; "
             "lower task.validation_size or add problems"
         )
-    held_out = subset(questions, size, seed, "validation")
-    kept_out = set(held_out)
-    train = [problem for problem in problems if asks(problem[0]) not in kept_out]
-    return train, [first[question] for question in held_out]
+    held_out = {question: first[question] for question in subset(questions, size, seed, "validation")}
+    return [problem for problem in problems if asks(problem[0]) not in held_out], list(held_out.values())

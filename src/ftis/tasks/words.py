@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+
+import numpy as np
 
 from ftis.config import TaskConfig
 from ftis.prompts import Task, TaskError
 from ftis.tasks.problems import Problem, make_task, refuse_settings
-from ftis.tasks.splitting import Split, generator
+from ftis.tasks.splitting import Split, draw
 
 NAMES = ("Amy", "Ben", "Carla", "David", "Ella", "Frank", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stamps")
-SMALLEST = 2
-OPTIONS = {"steps": [1, 2], "largest": 12}
 
 Story = tuple[str, Callable[..., int]]
 
@@ -49,10 +48,9 @@ def load(config: TaskConfig) -> Task:
     No answer is below 0. Numbers that validation has together never occur together in training.
     """
     refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
-    if unknown := set(config.options) - OPTIONS.keys():
-        raise TaskError(f"task.options.{sorted(unknown)[0]}: word_problems has the options 'steps' and 'largest'")
-    options: dict[str, Any] = {**OPTIONS, **config.options}
-    steps, largest = options["steps"], options["largest"]
+    if unknown := set(config.options) - {"steps", "largest"}:
+        raise TaskError(f"task.options.{min(unknown)}: word_problems has the options 'steps' and 'largest'")
+    steps, largest = config.options.get("steps", [1, 2]), config.options.get("largest", 12)
     if not (isinstance(steps, list) and steps and all(type(s) is int and s in STORIES for s in steps)):
         raise TaskError(f"task.options.steps = {steps!r}: use [1], [2] or [1, 2]")
     if type(largest) is not int or not 5 <= largest <= 1000:
@@ -64,21 +62,15 @@ def load(config: TaskConfig) -> Task:
 
 
 def _draw(size: int, stories: list[Story], largest: int, seed: int, split: Split) -> list[Problem]:
-    rng = generator(seed, split)
-    drawn: dict[str, Problem] = {}
-    for _ in range(100 * size):  # a fifth is held out, some answers are below 0, and some problems are drawn again
+    def problem(rng: np.random.Generator) -> Problem | None:
         text, solve = stories[rng.integers(len(stories))]
         letters = "abc" if "{c}" in text else "ab"
-        numbers = [int(n) for n in rng.integers(SMALLEST, largest + 1, size=len(letters))]
+        numbers = [int(n) for n in rng.integers(2, largest + 1, size=len(letters))]
         name, things = NAMES[rng.integers(len(NAMES))], THINGS[rng.integers(len(THINGS))]
         answer = solve(*numbers)
         if answer < 0 or word_problems_held_out(numbers) != (split == "validation"):
-            continue
-        question = text.format(name=name, things=things, **dict(zip(letters, numbers, strict=True)))
-        drawn[question] = (question, str(answer), {})
-        if len(drawn) == size:
-            return list(drawn.values())
-    raise TaskError(
-        f"task.{split}_size = {size}: there are too few different word problems with numbers up to {largest}; "
-        "ask for fewer or raise task.options.largest"
-    )
+            return None
+        return text.format(name=name, things=things, **dict(zip(letters, numbers, strict=True))), str(answer), {}
+
+    few = f"there are too few different word problems with numbers up to {largest}"
+    return draw(problem, size, seed, split, f"{few}; ask for fewer or raise task.options.largest")
