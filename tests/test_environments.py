@@ -41,9 +41,9 @@ from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
 from ftis.engines.samplers import open_sampler
-from ftis.environments.calculator import LONGEST, Calculator, calculated
+from ftis.environments.calculator import LONGEST, Calculator
 from ftis.environments.contract import open_environment
-from ftis.environments.play import MARK, OVERDUE, Player, require_tools
+from ftis.environments.play import MARK, OVERDUE, Played, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.guards.penalties import OWN_FAULTS
 from ftis.peer import Drawn, Peer
@@ -83,8 +83,22 @@ def player(
     return Player(open_environment(path, apart), config, tokenizer, text, ends, stop, most, turns)
 
 
+HERE = partial(player, apart=False)
+
+
 def ids_of(play: Player, text: str) -> Ints:
-    return np.array(play.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    """The tokens of a text in which ``$`` is an end."""
+    ids = play.tokenizer(text.replace("$", "<eos>"), add_special_tokens=False)["input_ids"]
+    return np.array(ids, dtype=np.int32)
+
+
+def drawn_by(play: Player, text: str) -> Rollout:
+    ids = ids_of(play, text)
+    return Rollout(ids, np.zeros(len(ids), np.float32))
+
+
+def played(play: Player, text: str, asked: Prompt = ASKED) -> Played:
+    return play.again(asked, drawn_by(play, text))
 
 
 # --- a completion with answers ----------------------------------------------------------------------------------------
@@ -145,27 +159,24 @@ PLAYED = {  # drawn text ($: an end token), stop strings; the completion's text,
 @pytest.mark.parametrize("case", PLAYED)
 def test_drawn_tokens_say_all_of_an_episode(case: str) -> None:
     drawn, stop, text, places, left = PLAYED[case]
-    play = player("toys_of_turns.Echo", stop)
-    found = play(ASKED, ids_of(play, drawn.replace("$", "<eos>")))
+    play = HERE("toys_of_turns.Echo", stop)
+    found = played(play, drawn)
     assert (found.text, [at for at, _ in found.observed], found.left) == (text, places, left)
     assert found.reward is None  # Echo gives none
     assert play.render(ASKED).tolist() == ids_of(play, "<bos>3+4?").tolist()
 
 
-@pytest.mark.parametrize(
-    "drawn", ["7$1", "7$7$", "1$2$3$4$5", "abcdefghijk$7$", "abcdefghijklmnopqrstuvwxyz", "12345$12345$123456789"]
-)
-def test_tokens_behind_an_episodes_end_cannot_be_played(drawn: str) -> None:
-    play = player("toys_of_turns.Echo")
-    with pytest.raises(UnplayableError):
-        play(ASKED, ids_of(play, drawn.replace("$", "<eos>")))
+def test_tokens_behind_an_episodes_end_cannot_be_played() -> None:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    for drawn in ("7$1", "7$7$", "1$2$3$4$5", "abcdefghijk$7$", letters, "12345$12345$123456789"):
+        with pytest.raises(UnplayableError):
+            played(PLAYERS[0], drawn)
 
 
 CALLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + CHATML.replace(
     "{{ m.content }}",
     "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}",
 )
-HERE = partial(player, apart=False)
 PLAYERS = [HERE("toys_of_turns.Echo"), HERE("guess"), HERE("calculator", ("=",))]
 PLAYERS.append(HERE("toys_of_turns.Parrot", template=CALLS, most=300))
 COINS = ("2", "NaN", "1e999", '"x"', "{}", "9" * 70)
@@ -188,32 +199,32 @@ PIECES += [f"<tool_call>{call}</tool_call>$" for call in SAID]
 )
 def test_whatever_was_drawn_is_played_within_limits_or_refused(which: int, text: str) -> None:
     play = PLAYERS[which]
-    drawn = ids_of(play, text.replace("$", "<eos>"))
+    drawn = ids_of(play, text)
     outcome = admitted(play, text, text) if len(drawn) else None
     assert outcome is None or len(outcome.admitted) + len(outcome.rejections) == 1
     try:
-        found = play(ASKED, drawn)
+        found = played(play, text)
     except (EpisodeError, UnplayableError) as error:
         if outcome is not None:
             refused = Reason.UNPLAYABLE if isinstance(error, UnplayableError) else Reason.UNSCORED
             assert only(outcome).reason in (refused, Reason.TOO_LONG, Reason.MALFORMED)
             assert len(only(outcome).detail) < 1000
         return
-    whole = Rollout(drawn, np.zeros(len(drawn), np.float32), observed=found.observed)
+    whole = dataclasses.replace(drawn_by(play, text), observed=found.observed)
     assert outcome is None or bool(outcome.admitted) == (not found.left)
     assert len(whole.read_ids) + found.left == play.most or not found.left
     assert len(whole.read_ids) <= play.most
     assert [at for at, _ in found.observed] == sorted({at for at, _ in found.observed})
     for at, _ in found.observed:  # what was answered depends on what was drawn before
-        before = play(ASKED, drawn[:at]).observed
+        before = play.again(ASKED, Rollout(drawn[:at], whole.gen_logp[:at])).observed
         assert [ids.tolist() for _, ids in before] == [ids.tolist() for place, ids in found.observed if place <= at]
 
 
 def test_what_an_episode_costs_grows_with_its_tokens_whatever_they_are() -> None:
     def read_and_written(path: str, text: str, n: int) -> int:
         """Ids that are detokenised, and characters that are tokenised."""
-        play, costs = player(path, ("=",), most=n), [0]
-        drawn = ids_of(play, text)[:n]
+        play, costs = HERE(path, ("=",), most=n), [0]
+        drawn = drawn_by(play, text)
 
         def text_of(ids: Sequence[int]) -> str:
             costs.append(len(ids))
@@ -224,7 +235,7 @@ def test_what_an_episode_costs_grows_with_its_tokens_whatever_they_are() -> None
             return play.tokenizer(text, **options)
 
         with contextlib.suppress(UnplayableError):
-            dataclasses.replace(play, detokenize=text_of, tokenizer=tokens_of)(ASKED, drawn)
+            dataclasses.replace(play, detokenize=text_of, tokenizer=tokens_of).again(ASKED, drawn)
         return sum(costs)
 
     assert read_and_written("calculator", "=" * 800, 800) < 3 * read_and_written("calculator", "=" * 400, 400)
@@ -235,9 +246,9 @@ def test_an_answer_that_is_too_long_to_read_ends_the_episode() -> None:
     echo = open_environment("toys_of_turns.Echo")
     assert echo.play(ASKED, ["5", "6"], 1).answers == [[]]
     assert [len(turn) for turn in echo.play(ASKED, ["5", "6"], 2).answers] == [1, 1]
-    found = player("toys_of_turns.Flood")(ASKED, ids_of(PLAYERS[0], "1<eos>"))
-    assert (found.observed, found.left) == ((), 0)
-    assert len(only(admitted(player("toys_of_turns.Flood"), "0$", "1$")).detail) < 1000
+    flood = player("toys_of_turns.Flood")
+    assert (played(flood, "1$").observed, played(flood, "1$").left) == ((), 0)
+    assert len(only(admitted(flood, "0$", "1$")).detail) < 1000
 
 
 def test_no_turn_is_drawn_beyond_a_models_positions(tiny_policy: TinyPolicy, tmp_path: Path) -> None:
@@ -261,12 +272,12 @@ def test_no_turn_is_drawn_beyond_a_models_positions(tiny_policy: TinyPolicy, tmp
 
 def test_a_chat_template_writes_the_answer_and_opens_the_models_next_turn() -> None:
     play = player("toys_of_turns.Echo", template=CHATML, most=200)
-    found = play(ASKED, ids_of(play, "5<|im_end|>"))
-    (answer,) = found.observed
-    assert play.tokenizer.decode(answer.ids) == "\n<|im_start|>user\n5!<|im_end|>\n<|im_start|>assistant\n"
-    assert play(ASKED, ids_of(play, "5<eos>")).observed[0].ids.tolist() == answer.ids.tolist()  # the turn has its end
-    (echoed,) = play(ASKED, ids_of(play, f"{MARK}<|im_end|>")).observed
-    assert play.tokenizer.decode(echoed.ids) == f"\n<|im_start|>user\n{MARK}!<|im_end|>\n<|im_start|>assistant\n"
+    for turn in ("5", MARK):
+        for end in ("<|im_end|>", "$"):  # the turn has its end
+            (answer,) = played(play, turn + end).observed
+            assert (
+                play.tokenizer.decode(answer.ids) == f"\n<|im_start|>user\n{turn}!<|im_end|>\n<|im_start|>assistant\n"
+            )
 
 
 def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
@@ -275,7 +286,7 @@ def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
 
     def after(*calls: str) -> tuple[str, float | None]:
         drawn = "".join(f"<tool_call>{call}</tool_call><|im_end|>" for call in calls)
-        found = play(ASKED, ids_of(play, f"{drawn}done<|im_end|>"))
+        found = played(play, f"{drawn}done<|im_end|>")
         return found.text, found.reward
 
     good = json.dumps({"name": "earn", "arguments": {"coins": 2}})
@@ -323,18 +334,19 @@ def test_all_other_text_of_an_environment_is_one_that_a_tokenizer_takes(monkeypa
 def test_a_column_may_have_any_name_that_reset_takes(apart: bool) -> None:
     play = player("toys_of_turns.Wallet", template=CALLS, most=300, apart=apart)
     for name in ("name", "function", "path", "most", "answer"):
-        assert play(dataclasses.replace(ASKED, columns={name: "x"}), ids_of(play, "7$")).reward == 0
+        assert played(play, "7$", dataclasses.replace(ASKED, columns={name: "x"})).reward == 0
     with pytest.raises(EpisodeError, match=r"reset raised TypeError.*toys_of_turns\.py"):
-        play(dataclasses.replace(ASKED, columns={"self": "x"}), ids_of(play, "7$"))
+        played(play, "7$", dataclasses.replace(ASKED, columns={"self": "x"}))
     play.close()
 
 
-@pytest.mark.parametrize("value", [datetime.date(2026, 1, 1), b"x", Decimal(1), {"in": [1j]}])
-def test_a_column_that_cannot_reach_an_environments_process_is_named(value: object) -> None:
-    asked = dataclasses.replace(ASKED, columns={"day": value})
-    with pytest.raises(EpisodeError, match="column 'day'"):
-        player("toys_of_turns.Wallet", template=CALLS).render(asked)
-    assert len(HERE("toys_of_turns.Wallet", template=CALLS).render(asked))
+def test_a_column_that_cannot_reach_an_environments_process_is_named() -> None:
+    play, here = (of("toys_of_turns.Wallet", template=CALLS) for of in (player, HERE))
+    for value in (datetime.date(2026, 1, 1), b"x", Decimal(1), {"in": [1j]}):
+        asked = dataclasses.replace(ASKED, columns={"day": value})
+        with pytest.raises(EpisodeError, match="column 'day'"):
+            play.render(asked)
+        assert len(here.render(asked))
 
 
 def test_peers_compare_how_they_write_an_answer() -> None:
@@ -347,28 +359,25 @@ def test_peers_compare_how_they_write_an_answer() -> None:
     assert len({play.spelling for play in (chat(), *others)}) == 5
 
 
-def test_a_calculator_is_exact_and_calculates_nothing_else() -> None:
-    values = {"12*7": "84", "7/2": "3.5", "1/3": "1/3", "-2+0.1": "-1.9", "1,000*3": "3000", "10*10": "100"}
-    values["1234567890123.5*2"] = "2469135780247"
-    for expression, value in values.items():
-        assert calculated(expression) == value
-    for wrong in ("1/0", "", "2**99", "__import__('os')", "x", "True", "(" * 99, "1 2"):
-        assert calculated(wrong) is None, wrong
-
-
 READ = {  # a turn; the answer
     **{"She has 3 + 4 =": " 7", "That is 2 * (3 - 1)=": " 4", "7\n": None, "": None, "=": "", "x =": ""},
     **{"She eats 3 eggs. 16 - 3 - 4 =": " 9", "1. 12 * 7 =": " 84", "1) 12 * 7 =": " 84", "(12 * 7 =": " 84"},
     **{"- 12 * 7 =": " 84", "\n* 12 * 7 =": " 84", "1. -3 + 5 =": " 2", "one (3) 4+5 =": " 9", "x = 3 + 4 =": " 7"},
     **{"$12 * $7 =": " 84", "3 + 4 = 7 =": " 7", "in 5. 05 + 3 =": "", "4, 5 + 2 =": " 7", "3,4 * 2 =": ""},
     **{"12 x 7 =": "", "12 × 7 =": "", "12 − 7 =": "", "12 times 7 + 1 =": "", r"12 \times 7 =": "", "2 **3 =": ""},
+    **{"12*7=": " 84", "7/2=": " 3.5", "1/3=": " 1/3", "-2+0.1=": " -1.9", "1,000*3=": " 3000", "10*10=": " 100"},
+    **{"1234567890123.5*2=": " 2469135780247", "1/0=": "", "2**99=": "", "x=": "", "(" * 99 + "=": "", "1 2=": ""},
     **{"5 apples * 3 =": "", "16 eggs -3 =": "", "20% of 50 =": "", "2 (3 + 4) =": "", "1 000 * 2 =": "", "x==": ""},
 }
 
 
-@pytest.mark.parametrize("turn", READ)
-def test_a_calculator_reads_a_whole_calculation_or_none(turn: str) -> None:
-    assert Calculator().reply(turn) == READ[turn]
+def test_a_calculator_reads_a_whole_calculation_or_none() -> None:
+    assert {turn: Calculator().reply(turn) for turn in READ} == READ
+    calculator = Calculator()
+    for _ in range(2):  # a calculation goes on behind its answer
+        calculator.reset()
+        turns = ["12 * 7 =", " - 3 =", ". So 84 + 2 =", "\n- 5 + 1 =", " apples - 2 ="]
+        assert [calculator.reply(turn) for turn in turns] == [" 84", " 81", " 86", " 6", ""]
 
 
 def joined(parts: tuple[tuple[str, Fraction], str, tuple[str, Fraction]]) -> tuple[str, Fraction]:
@@ -399,20 +408,6 @@ def test_a_calculators_value_is_exact(part: tuple[str, Fraction], prose: str) ->
     assert Fraction(answer.strip()) == value
 
 
-def test_a_calculation_goes_on_behind_its_answer() -> None:
-    calculator = Calculator()
-    for _ in range(2):
-        calculator.reset()
-        turns = ["12 * 7 =", " - 3 =", ". So 84 + 2 =", "\n- 5 + 1 =", " apples - 2 ="]
-        assert [calculator.reply(turn) for turn in turns] == [" 84", " 81", " 86", " 6", ""]
-
-
-@pytest.mark.parametrize("path", ["nothing.Here", "json.dumps", "toys_of_turns.Without", "toys_of_turns.NOTHING"])
-def test_what_is_no_environment_is_refused(path: str) -> None:
-    with pytest.raises(RecipeError, match=r"task\.environment"):
-        open_environment(path)
-
-
 async def later(self: Any, coins: int = 0, **row: Any) -> str:
     return ""
 
@@ -425,21 +420,23 @@ def one_by_one(self: Any, coins: int = 0, **row: Any) -> Iterator[str]:
     yield ""
 
 
-@pytest.mark.parametrize("function", [later, piecewise, one_by_one])
-@pytest.mark.parametrize("name", ["reset", "reply", "get_reward", "earn"])
-def test_a_method_that_gives_no_result_at_once_is_refused(
-    name: str, function: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(GIVEN, "given.later", type("Later", (Wallet,), {name: function}))
-    with pytest.raises(RecipeError, match=f"{name} is async"):
-        open_environment("given.later")
-
-
-def test_tools_are_found_without_asking_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("nothing.Here", "json.dumps", "toys_of_turns.Without", "toys_of_turns.NOTHING"):
+        with pytest.raises(RecipeError, match=r"task\.environment"):
+            open_environment(path)
+    for name in ("reset", "reply", "get_reward", "earn"):
+        for function in (later, piecewise, one_by_one):  # a method that gives no result at once
+            monkeypatch.setitem(GIVEN, "given.later", type("Later", (Wallet,), {name: function}))
+            with pytest.raises(RecipeError, match=f"{name} is async"):
+                open_environment("given.later")
+    # tools are found without asking properties
     assert list(open_environment("toys_of_turns.Parrot").tools) == ["earn", "miss", "power", "say"]
     bound = type("Bound", (Wallet,), {"__init__": lambda of: setattr(of, "also", of.earn), "kind": classmethod(str)})
     monkeypatch.setitem(GIVEN, "given.bound", type("Static", (bound,), {"no": staticmethod(len), "Of": Wallet}))
     assert list(open_environment("given.bound").tools) == ["also", "earn", "kind"]
+    monkeypatch.setitem(GIVEN, "given.echo", Echo)
+    echo = open_environment("given.echo")  # one that a program gives plays in its process
+    assert (echo.helper, echo.play(ASKED, ["5", "7"]).answers) == (None, [[{"role": "user", "content": "5!"}], []])
 
 
 # --- others' completions ----------------------------------------------------------------------------------------------
@@ -451,8 +448,7 @@ def admitted(play: Player, *texts: str) -> Admission:
     terms = dataclasses.replace(
         TERMS, end_ids=frozenset({EOS}), prompts=prompts, assigned=assigned, max_completion_length=play.most
     )
-    drawn = [ids_of(play, text.replace("$", "<eos>")).tolist() for text in texts]
-    sent = Group("ada", 0, 0, tuple(rollout(ids) for ids in drawn))
+    sent = Group("ada", 0, 0, tuple(rollout(ids_of(play, text).tolist()) for text in texts))
     return Admitter(terms, lambda *_: (0.5, 0.5), play.detokenize, episodes=play).admit("ada", message(sent), round=0)
 
 
@@ -465,81 +461,80 @@ def test_a_senders_actions_are_played_here_and_earn_what_they_earn_here() -> Non
     assert scored.rewards == (0.5, 0.5)  # of the reward function, as Echo has no get_reward
 
 
-@pytest.mark.parametrize(
-    ("path", "texts", "reason"),
-    [
-        ("guess", ("7$1", "1$7$"), Reason.UNPLAYABLE),
-        ("guess", ("1$", "1$7$"), Reason.UNPLAYABLE),
-        ("guess", ("1$2$3$4$5$", "1$7$"), Reason.UNPLAYABLE),
-        ("guess", ("1" * 25, "1$7$"), Reason.TOO_LONG),
-        ("guess", ("1$" * 10_000, "1$7$"), Reason.MALFORMED),
-        ("guess", ("1" * 24, "1$7$"), None),
-        ("toys_of_turns.Fragile", ("1$7$", "1$7$"), Reason.UNSCORED),
-    ],
-)
-def test_what_cannot_be_played_is_rejected(path: str, texts: tuple[str, str], reason: Reason | None) -> None:
-    outcome = admitted(player(path), *texts)
-    if reason is None:
-        assert outcome.admitted
-        assert not outcome.rejections
-    else:
-        assert only(outcome).reason == reason
-        assert not outcome.admitted
+def test_what_cannot_be_played_is_rejected() -> None:
+    for text, reason in (
+        *((text, Reason.UNPLAYABLE) for text in ("7$1", "1$", "1$2$3$4$5$")),
+        *(("1" * 25, Reason.TOO_LONG), ("1$" * 10_000, Reason.MALFORMED), ("1" * 24, None)),
+    ):
+        outcome = admitted(PLAYERS[1], text, "1$7$")
+        assert [rejection.reason for rejection in outcome.rejections] == ([] if reason is None else [reason])
+        assert len(outcome.admitted) == (reason is None)
+    assert only(admitted(player("toys_of_turns.Fragile"), "1$7$", "1$7$")).reason == Reason.UNSCORED
 
 
 def test_an_environment_that_answers_otherwise_the_second_time_is_named() -> None:
     play = player("toys_of_turns.Moody")
-    drawn = ids_of(play, "1<eos>2<eos>3<eos>4<eos>")
-    own = Rollout(drawn, np.zeros(len(drawn), np.float32), observed=play(ASKED, drawn).observed)
+    drawn = drawn_by(play, "1$2$3$4$")
+    own = dataclasses.replace(drawn, observed=play.again(ASKED, drawn).observed)
     judge = Admitter(dataclasses.replace(TERMS, prompts=[ASKED]), score, play.detokenize, episodes=play)
     with pytest.raises(EpisodeError, match="other answers"):
         judge.score_group(Group("ada", 0, 0, (own, own)))
 
 
-@pytest.mark.parametrize(("path", "alike"), [("Echo", True), ("Wallet", True), ("Stuck", True), ("Hashed", False)])
-def test_an_environment_plays_alike_in_two_processes(path: str, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_plays_alike_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    environment = open_environment(f"toys_of_turns.{path}")
-    with contextlib.nullcontext() if alike else pytest.raises(EpisodeError, match="second process"):
-        environment.require_alike([ASKED, Prompt(1, "0+1", "1")])
-    assert environment.helper is not None
-    assert environment.helper._process is None
+    for path in ("Echo", "Wallet", "Stuck", "Hashed"):
+        environment = open_environment(f"toys_of_turns.{path}")
+        differs = pytest.raises(EpisodeError, match="second process")
+        with differs if path == "Hashed" else contextlib.nullcontext():
+            environment.require_alike([ASKED, Prompt(1, "0+1", "1")])
+        assert environment.helper is not None
+        assert environment.helper._process is None
 
 
-def test_a_class_is_not_made_to_know_whether_it_gives_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Mock(side_effect=AssertionError)
-    for of in (Echo, Priceless):
-        monkeypatch.setitem(GIVEN, "given.one", type("One", (of,), {"__init__": made}))
+def test_what_a_recipe_says_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for of in (Echo, Priceless):  # a class is not made to know whether it gives a reward
+        monkeypatch.setitem(GIVEN, "given.one", type("One", (of,), {"__init__": Mock(side_effect=AssertionError)}))
         assert _owns_reward("given.one") == (of is Priceless)
+    recipe = recipe_of("a", "b")
+    played = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})})
+    assert (accuracy_is(recipe), accuracy_is(played)) == (PASS_AT_1, "mean reward, greedy")
+    assert list(agreed_modules(played)["task_modules"]) == ["toys_of_turns"]
 
 
-@pytest.mark.parametrize("reward", [None, True, "1", math.nan, math.inf, -1e10])
-def test_a_reward_that_is_no_finite_number_is_named(reward: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Priceless, "reward", reward)
-    play = player("toys_of_turns.Priceless", apart=False)
-    with pytest.raises(EpisodeError, match=f"returned {reward!r}"):
-        play(ASKED, ids_of(play, "7<eos>"))
+def test_a_reward_that_is_no_finite_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for reward in (None, True, "1", math.nan, math.inf, -1e10):
+        monkeypatch.setattr(Priceless, "reward", reward)
+        with pytest.raises(EpisodeError, match=f"returned {reward!r}"):
+            played(HERE("toys_of_turns.Priceless"), "7$")
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def episodes(run: Path) -> list[dict[str, Any]]:
-    return [row for path in sorted(run.rglob("round-*.parquet")) for row in pq.read_table(path).to_pylist()]
+def write_game(place: Path, models: dict[str, Path], environment: str | None, names: str = "ab", **more: Any) -> Path:
+    """The recipe of peers that play, with turns of a few tokens."""
+    task = {"validation_size": 4, **({"environment": environment} if environment else {}), **more.pop("task", {})}
+    sampling = {"max_completion_length": 16, "max_turns": 3, "stop": ["1", "+", "="]}
+    peers = {name: {"model": models[name], "learning_rate": 1e-3} for name in names}
+    return write_recipe(place, peers, task=task, sampling=sampling, objective={"kl_threshold": 1e9}, **more)
+
+
+def learned_together(run: Path) -> None:
+    metrics = [json.loads(line) for path in run.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+    assert len(metrics) == 8
+    for one in metrics:
+        assert one["foreign_used"] > 0
+        assert one["completions/mean_turns"] > 1
+        assert one["sampling/checked_logp_difference/max"] < 1e-4
+        assert not sum(value for key, value in one.items() if key.endswith("/rejected"))
 
 
 def test_two_peers_play_and_learn_together(
     tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = write_recipe(
-        tmp_path,
-        {name: {"model": models[name], "learning_rate": 1e-3} for name in "ab"},
-        top={"output_dir": tmp_path / "runs", "threads": 1},
-        task={"validation_size": 4, "environment": "turns.Turns"},
-        sampling={"max_completion_length": 16, "max_turns": 3, "stop": ["1", "+", "="]},
-        objective={"kl_threshold": 1e9},
-    )
+    recipe = write_game(tmp_path, models, "turns.Turns", top={"output_dir": tmp_path / "runs", "threads": 1})
     (tmp_path / "turns.py").write_text(
         "class Turns:\n"
         "    def reset(self, **row): self.heard = []\n"
@@ -548,20 +543,14 @@ def test_two_peers_play_and_learn_together(
     )
     assert ftis("train", str(recipe)) == 0
     run = tmp_path / "runs" / "tiny-seed0"
-    rows = episodes(run)
+    rows = [row for path in run.rglob("round-*.parquet") for row in pq.read_table(path).to_pylist()]
     played = [row for row in rows if row["observed"]]
     assert len(played) > len(rows) / 4
     for row in played:
         assert len(row["completion_ids"]) == len(row["gen_logp"])
         assert row["old_logp"] is None or len(row["old_logp"]) == len(row["completion_ids"])
         assert len(row["completion_ids"]) + sum(len(one["ids"]) for one in row["observed"]) <= 16
-    metrics = [json.loads(line) for path in run.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
-    assert len(metrics) == 8
-    for one in metrics:
-        assert one["foreign_used"] > 0
-        assert one["completions/mean_turns"] > 1
-        assert one["sampling/checked_logp_difference/max"] < 1e-4
-        assert not sum(value for key, value in one.items() if key.endswith("/rejected"))
+    learned_together(run)
     assert ftis("report", str(run)) == 0
     assert 'class="observed"' in (run / "report.html").read_text()
     again = load(recipe, overrides=[f"output_dir={tmp_path / 'again'}", "processes=parallel"])
@@ -573,25 +562,15 @@ def test_an_environments_mistake_is_one_line_with_its_place(
     tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    task = {"validation_size": 4, "environment": "toys_of_turns.Fragile"}
-    recipe = write_recipe(tmp_path, {"a": {"model": models["a"]}}, task=task, sampling={"stop": ["1", "+", "="]})
+    recipe = write_game(tmp_path, models, "toys_of_turns.Fragile", "a")
     assert ftis("train", str(recipe), "--set", "processes=inline") == 1
     (error,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
     assert "KeyError" in error
     assert "toys_of_turns.py" in error
 
 
-def test_peers_compare_the_module_of_an_environment() -> None:
-    recipe = recipe_of("a", "b")
-    with_one = recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})
-    (name,) = agreed_modules(recipe.model_copy(update={"task": with_one}))["task_modules"]
-    assert name == "toys_of_turns"
-
-
 def test_a_peers_environment_ends_with_it(tmp_path: Path, models: dict[str, Path]) -> None:
-    task = {"validation_size": 4, "environment": "toys_of_turns.Echo"}
-    recipe = load(write_recipe(tmp_path, {"a": {"model": models["a"]}}, task=task))
-    trainer = assemble(recipe, "a", tmp_path)
+    trainer = assemble(load(write_game(tmp_path, models, "toys_of_turns.Echo", "a")), "a", tmp_path)
     episodes = trainer.splits[0].episodes
     assert isinstance(episodes, Player)
     assert episodes.environment.helper is not None
@@ -601,37 +580,28 @@ def test_a_peers_environment_ends_with_it(tmp_path: Path, models: dict[str, Path
     assert process.poll() is not None
 
 
-def test_an_environments_reward_is_not_called_pass_at_1() -> None:
-    recipe = recipe_of("a", "b")
-    played = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "guess"})})
-    assert (accuracy_is(recipe), accuracy_is(played)) == (PASS_AT_1, "mean reward, greedy")
-
-
 def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis.rewards.helper.CPU_SECONDS", 0.5)
-    outcome = admitted(player("toys_of_turns.Endless"), "1$7$", "1$7$")
+    outcome = admitted(player("toys_of_turns.Stuck"), "0$7$", "1$7$")
     assert only(outcome).reason == Reason.UNSCORED
     assert "limits" in only(outcome).detail
 
 
 def own_group(play: Player, *texts: str) -> Group:
     """Completions of these texts, as their own peer has played them."""
-    drawn = [Rollout(ids, np.zeros(len(ids), np.float32)) for ids in (ids_of(play, t) for t in texts)]
+    drawn = [drawn_by(play, text) for text in texts]
     (rollouts,) = play.go_on([drawn], [ASKED], [play.render(ASKED)], *cast(Any, [None] * 4))
     return Group("ada", 0, 0, rollouts)
 
 
 def test_a_turn_that_takes_too_long_fails_its_episode_alone() -> None:
     play = player("toys_of_turns.Stuck")
-    group = own_group(play, "0<eos>", "7<eos>")
+    group = own_group(play, "0$", "7$")
     assert [rollout.overdue for rollout in group.rollouts] == [True, False]
     assert play.judge(ASKED, group)[1:] == ((f"0\n> {OVERDUE}\n", "7"), (0.0, 0.5))
-
-
-@pytest.mark.parametrize("texts", [("5$0$", "7$"), ("0$7$", "7$")])
-def test_a_machine_that_is_too_slow_for_a_turn_costs_its_sender_nothing(texts: tuple[str, str]) -> None:
-    outcome = admitted(player("toys_of_turns.Stuck"), *texts)
-    assert (only(outcome).reason, only(outcome).reason in OWN_FAULTS) == (Reason.UNSCORED, True)
+    assert Reason.UNSCORED in OWN_FAULTS
+    for text in ("5$0$", "0$7$"):  # a machine that is too slow for it costs its sender nothing
+        assert only(admitted(play, text, "7$")).reason == Reason.UNSCORED
 
 
 @pytest.mark.parametrize(
@@ -646,7 +616,7 @@ def test_the_seconds_of_an_own_turn_count_in_its_first_play_alone(
     play = dataclasses.replace(play, environment=here)
     try:
         monkeypatch.setattr(Slow, "slow", slow)
-        group = own_group(play, text.replace("$", "<eos>"))
+        group = own_group(play, text)
         monkeypatch.setattr(Slow, "slow", not slow)
         again, texts, rewards = play.judge(ASKED, group)
         assert (texts, rewards) == ((said or f"5\n> {OVERDUE}\n",), (reward,))
@@ -717,17 +687,10 @@ def test_an_episode_has_the_seed_of_the_round_in_which_it_was_drawn(
     way: str, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead, late = way in ("sampled ahead", "resumed"), way.startswith("late")
-    recipe = load(
-        write_recipe(
-            tmp_path,
-            {name: {"model": models[name]} for name in "ab"},
-            top={"exchange": "text" if "text" in way else "ids"},
-            task={"train_size": 4, "validation_size": 4, "environment": "toys_of_turns.Dice"},  # each in each round
-            training={"overlap": int(ahead)},
-            sampling={"max_completion_length": 16, "max_turns": 3, "stop": ["1", "+", "="]},
-            network={"max_staleness": 1},
-        )
-    )
+    sections: dict[str, Any] = {"task": {"train_size": 4}, "training": {"overlap": int(ahead)}}
+    sections["network"] = {"max_staleness": 1}
+    exchange = {"exchange": "text" if "text" in way else "ids"}
+    recipe = load(write_game(tmp_path, models, "toys_of_turns.Dice", top=exchange, **sections))  # all in each round
     asked, batches = list[tuple[Prompt, Ints]](), list[Batch]()
     go_on, learn_from = Player.go_on, Peer.learn_from
 
@@ -785,25 +748,11 @@ def test_an_episode_has_the_seed_of_the_round_in_which_it_was_drawn(
 def test_a_prompt_is_rendered_in_each_round_only_if_an_environment_takes_a_seed(
     environment: str | None, renders: int, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_task: dict[str, Any] = {"environment": environment} if environment else {}
-    recipe = load(write_recipe(tmp_path, {name: {"model": models[name]} for name in "ab"}, task=of_task))
-    rendered: list[Prompt] = []
-
-    def rendering(prompt: Prompt, *rest: Any, **options: Any) -> Ints:
-        rendered.append(prompt)
-        return render_prompt(prompt, *rest, **options)
-
+    rendering = Mock(side_effect=render_prompt)
     for place in ("run.assembly", "environments.play"):
         monkeypatch.setattr(f"ftis.{place}.render_prompt", rendering)
-    with contextlib.closing(assemble(recipe, "a", tmp_path / "a")) as trainer:
-        rendered.clear()
+    with contextlib.closing(assemble(load(write_game(tmp_path, models, environment)), "a", tmp_path / "a")) as trainer:
+        rendering.reset_mock()
         for round in (0, 1, 0, 0):  # late messages too
             trainer.peer.member.prompt_ids(2, round)
-    assert len(rendered) == renders
-
-
-def test_an_environment_that_a_program_gives_plays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GIVEN, "given.echo", Echo)
-    environment = open_environment("given.echo")
-    assert environment.helper is None
-    assert environment.play(ASKED, ["5", "7"]).answers == [[{"role": "user", "content": "5!"}], []]
+    assert rendering.call_count == renders

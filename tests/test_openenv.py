@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, ftis
-
-from recipes import write_recipe
+from test_environments import learned_together, write_game
 
 pytest.importorskip("openenv.core.env_server", reason="openenv-core is not on PYTHONPATH")
 pytestmark = pytest.mark.slow
@@ -64,21 +62,8 @@ def test_two_peers_learn_on_an_openenv_server_by_the_pages_class(
             assert server.stdout is not None
             port = server.stdout.readline().strip()
             (tmp_path / "my_openenv.py").write_text(written.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
-            recipe = write_recipe(
-                tmp_path,
-                {name: {"model": models[name], "learning_rate": 1e-3} for name in "ab"},
-                top={"output_dir": tmp_path / "runs", "threads": 1, "processes": "inline"},
-                task={"validation_size": 4, "environment": "my_openenv.Echo"},
-                sampling={"max_completion_length": 16, "max_turns": 2, "stop": ["1", "+", "="]},
-                training={"rounds": 2, "eval_every": 2},
-                objective={"kl_threshold": 1e9},
-            )
-            assert ftis("train", str(recipe)) == 0
+            top = {"output_dir": tmp_path / "runs", "threads": 1, "processes": "inline"}
+            assert ftis("train", str(write_game(tmp_path, models, "my_openenv.Echo", top=top))) == 0
         finally:
             server.kill()
-    metrics = [json.loads(line) for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
-    assert len(metrics) == 4
-    for one in metrics:
-        assert one["foreign_used"] > 0
-        assert one["completions/mean_turns"] > 1
-        assert not sum(value for key, value in one.items() if key.endswith("/rejected"))
+    learned_together(tmp_path)

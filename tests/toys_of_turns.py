@@ -138,12 +138,6 @@ class Without:
     def reset(self) -> None: ...
 
 
-class Endless(Echo):
-    def reply(self, text: str) -> str | None:
-        while True:
-            pass
-
-
 class Flood(Echo):
     """Answers with more than any completion has room for, or with an error as long."""
 

@@ -41,9 +41,7 @@ class Episodes(Protocol):
     def judge(self, prompt: Prompt, group: Group) -> tuple[Group, tuple[str, ...], tuple[float, ...]]:
         """A group with the environment's answers, its texts, and the environment's rewards; () if it gives none.
 
-        Raises:
-            UnplayableError: a completion is no whole episode.
-            EpisodeError: the environment raised, or answers otherwise than when the completion was drawn.
+        An UnplayableError if a completion is no whole episode, an EpisodeError if the environment fails or changes.
         """
         ...
 

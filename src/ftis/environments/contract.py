@@ -2,15 +2,14 @@
 
 Both are a class, made without arguments and used again after ``reset``:
 
-- ``reset(**row)`` begins an episode. The row holds the problem's columns, with ``question`` and ``answer``; a parameter
-  ``seed`` gets a number of the run, the round and the problem, the same for all peers. A text that it returns is
-  appended to the question.
-- Public methods are tools, described by type hints and a docstring in Google's style. The model's chat template writes
-  them. Or ``reply(text) -> str | None`` answers a turn as text; None ends the episode.
+- ``reset(**row)`` begins an episode with the problem's columns, ``question`` and ``answer`` among them, and the same
+  ``seed`` for all peers. A text that it returns is appended to the question.
+- Public methods are tools, which the chat template writes. Or ``reply(text) -> str | None`` answers a turn as text;
+  None ends the episode.
 - ``get_reward() -> float`` is asked at the end. Without it the recipe's reward function scores the whole completion.
 
-An environment is deterministic: equal row, seed and actions give equal answers, since each peer plays the others'
-episodes. A user's plays in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
+Equal row, seed and actions give equal answers, since each peer plays the others' episodes. A user's environment plays
+in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
 """
 
 from __future__ import annotations
@@ -52,54 +51,43 @@ class OverdueError(BaseException):
 
 
 class Transcript(NamedTuple):
-    """An environment's part of an episode.
-
-    Attributes:
-        observation: the text that ``reset`` appends to the question.
-        answers: the messages that answer each turn, up to the first turn without any, which ends the episode.
-        reward: after the last of these turns; None if the environment gives none.
-        overdue: whether the last of these turns took too long. It has no answer, and the environment's reward is 0.
-    """
+    """An environment's part of an episode."""
 
     observation: str
+    """The text that ``reset`` appends to the question."""
     answers: list[list[Message]]
+    """The messages that answer each turn, up to the first turn without any, which ends the episode."""
     reward: float | None
+    """After the last of these turns; None if the environment gives none."""
     overdue: bool = False
+    """Whether the last of these turns took too long. It has no answer, and the environment's reward is 0."""
 
 
 class Actions(NamedTuple):
-    """The model's part of an episode.
-
-    Attributes:
-        turns: their texts.
-        known: how many turns an earlier play has timed. The machine may be slower now, so they have no limit.
-        overdue: whether the last of these took too long. It is not played again.
-    """
+    """The model's part of an episode, with the texts of its turns."""
 
     prompt: Prompt
     turns: Sequence[str]
     known: int = 0
+    """How many turns an earlier play has timed. The machine may be slower now, so they have no limit."""
     overdue: bool = False
+    """Whether the last of these took too long. It is not played again."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment of the user's, checked, with its errors attributed.
-
-    Attributes:
-        path: its dotted path.
-        tools: its public methods by name; empty for one with ``reply``.
-        helper: the process in which it plays; None: this one.
-        limited: whether this process has a limit for each turn, as a helper has.
-        seed: the run's.
-    """
+    """An environment of the user's, checked, with its errors attributed."""
 
     path: str
     instance: Any
     tools: Mapping[str, Callable[..., Any]]
+    """Its public methods by name; empty for one with ``reply``."""
     helper: Helper | None = None
+    """The process in which it plays; None: this one."""
     limited: bool = False
+    """Whether this process has a limit for each turn, as a helper has."""
     seed: int = 0
+    """The run's."""
 
     @property
     def owns_reward(self) -> bool:
@@ -115,31 +103,19 @@ class Environment:
         if self.helper is not None:
             self.helper.stop()
 
-    def play(
-        self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize, known: int = 0, overdue: bool = False
-    ) -> Transcript:
+    def play(self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize) -> Transcript:
         """:meth:`play_all` of one episode."""
-        return next(self.play_all([Actions(prompt, turns, known, overdue)], most))
+        return next(self.play_all([Actions(prompt, turns)], most))
 
     def play_all(self, episodes: Sequence[Actions], most: int) -> Iterator[Transcript]:
-        """Play episodes from their beginnings.
+        """Play episodes from their beginnings. Answers to a turn of more than ``most`` characters end an episode.
 
-        Args:
-            most: the most characters of the answers to a turn; longer ones end the episode.
-
-        Raises:
-            EpisodeError: a method raised, returned something else, or took too long. Episodes before it are given.
+        An EpisodeError if a method raised, returned something else, or took too long. Episodes before it are given.
         """
-        requests: list[dict[str, Any]] = [
-            {
-                "row": {**self.seed_of(prompt), **prompt.columns, "question": prompt.question, "answer": prompt.answer},
-                "turns": list(turns),
-                "most": most,
-                "known": known,
-                "overdue": overdue,
-            }
-            for prompt, turns, known, overdue in episodes
-        ]
+        requests = list[dict[str, Any]]()
+        for prompt, turns, known, overdue in episodes:
+            row = {**self.seed_of(prompt), **prompt.columns, "question": prompt.question, "answer": prompt.answer}
+            requests.append({"row": row, "turns": list(turns), "most": most, "known": known, "overdue": overdue})
         if self.helper is None:
             yield from (self.play_here(**request) for request in requests)
             return
@@ -156,11 +132,7 @@ class Environment:
             yield Transcript(*found["played"])
 
     def require_alike(self, prompts: Sequence[Prompt]) -> None:
-        """Play a turn of each problem in two processes, and compare its answers and rewards.
-
-        Raises:
-            EpisodeError: they differ, or as :meth:`play_all`.
-        """
+        """Play a turn of each problem in two processes. An EpisodeError if answers or rewards differ."""
         calls = "".join(f'<tool_call>{{"name": "{name}"}}</tool_call>' for name in self.tools)
         episodes, plays = [Actions(prompt, [calls or prompt.answer]) for prompt in prompts], list[list[Transcript]]()
         for _ in range(2):
@@ -176,7 +148,7 @@ class Environment:
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The parameters of ``reset``."""
+        """Those of ``reset``."""
         return inspect.signature(self.instance.reset).parameters
 
     @property
@@ -193,11 +165,7 @@ class Environment:
         return {"seed": int(np.random.SeedSequence((self.seed, prompt.item, *of_round)).generate_state(1)[0])}
 
     def require_json(self, row: Mapping[str, Any]) -> None:
-        """Require a row that another process can read.
-
-        Raises:
-            EpisodeError: names the column that it cannot.
-        """
+        """Refuse a row that another process cannot read, with an EpisodeError that names the column."""
         for name, value in row.items():
             try:
                 json.dumps(value)
@@ -208,11 +176,7 @@ class Environment:
                 ) from error
 
     def play_here(self, **request: Any) -> Transcript:
-        """Play an episode in this process.
-
-        Raises:
-            EpisodeError: as :meth:`play_all`, and for all else that goes wrong: the actions may be a stranger's.
-        """
+        """Play an episode in this process. All that goes wrong is an EpisodeError: the actions may be a stranger's."""
         return cast(Transcript, self._call("an episode", self._play, **request))
 
     def _play(self, row: Mapping[str, Any], turns: Sequence[str], most: int, known: int, overdue: bool) -> Transcript:
@@ -220,11 +184,8 @@ class Environment:
             row = {name: row[name] for name in self.parameters if name in row}
         observation, answers = self._text("reset", self.instance.reset, **row) or "", list[list[Message]]()
         for number, turn in enumerate(turns, 1):
-            if overdue and number == known:
-                found = None
-            else:
-                found = self._answers(turn) if number <= known else self._in_time(turn)
-            if found is None:
+            answers_to = self._answers if number <= known else self._in_time
+            if (found := None if overdue and number == known else answers_to(turn)) is None:
                 return Transcript(observation, [*answers, []], 0.0 if self.owns_reward else None, overdue=True)
             answers.append(found if sum(len(one["content"]) for one in found) <= most else [])
             if not answers[-1]:
@@ -238,9 +199,7 @@ class Environment:
         return Transcript(observation, answers, float(reward))
 
     def _in_time(self, text: str) -> list[Message] | None:
-        """The answers to a turn; None if it takes too long. A call into a library that does not return ends with its
-        process.
-        """
+        """The answers to a turn; None if it takes too long. A library's call without end is left to the process's."""
         clocks = ("VIRTUAL", "SIGVTALRM", TURN_SECONDS), ("REAL", "SIGALRM", TURN_WAITS)
         timers = clocks if self.limited and hasattr(signal, "setitimer") else ()
         on = True
@@ -318,14 +277,9 @@ def described(error: Exception) -> str:
 
 
 def open_environment(path: str, apart: bool = True) -> Environment:
-    """The environment that ``task.environment`` names.
+    """The environment that ``task.environment`` names; a RecipeError if that is none.
 
-    Args:
-        apart: let it play in a process of its own. Built-in ones, whose turns are short, and an object that a program
-            gave play here in any case.
-
-    Raises:
-        RecipeError: the path leads nowhere, or to an object without the contract.
+    ``apart`` it plays in a process of its own, unless it is built in, with short turns, or an object of this program.
     """
     where = f"task.environment = {path!r}"
     made = look_up(path, "task.environment", ENVIRONMENTS)

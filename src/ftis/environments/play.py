@@ -30,10 +30,8 @@ MARK = "the model's turn"
 """A placeholder of a turn, after which the chat template's text is found."""
 OVERDUE = "no answer in time"
 """Stands in a completion's text for the answer to a turn that took the environment too long."""
-REMEMBERED = 1024
-"""How many answers' tokens a player remembers."""
-LONGEST_REMEMBERED = 2000
-"""The most characters of such an answer."""
+REMEMBERED, LONGEST_REMEMBERED = 1024, 2000
+"""How many answers' tokens a player remembers, and the most characters of such an answer in JSON."""
 LETTERS = 64
 """The most characters of an answer, for each token of a completion. A longer one has no room, and is not tokenised."""
 
@@ -57,23 +55,20 @@ class Acted(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """One completion's drawn tokens, played in the environment.
-
-    Attributes:
-        observed: the answers. An episode that goes on has the last one at its end.
-        text: the turns, and the answers as quoted lines.
-        answers: the same as messages.
-        left: the most tokens of the next turn; 0: the episode is over.
-        reward: the environment's own; None if it gives none, or the episode goes on.
-        overdue: whether the last turn took the environment too long.
-    """
+    """One completion's drawn tokens, played in the environment."""
 
     observed: tuple[Observed, ...]
+    """The answers. An episode that goes on has the last one at its end."""
     text: str
+    """The turns, and the answers as quoted lines."""
     left: int
+    """The most tokens of the next turn; 0: the episode is over."""
     reward: float | None
-    answers: tuple[Sequence[Message], ...] = ()
-    overdue: bool = False
+    """The environment's own; None if it gives none, or the episode goes on."""
+    answers: tuple[Sequence[Message], ...]
+    """``observed`` as messages."""
+    overdue: bool
+    """Whether the last turn took the environment too long."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,7 @@ class Player:
 
     Attributes:
         detokenize: token ids → text, without special tokens.
-        end_ids: ids that end a turn.
         most: the most tokens of a completion, drawn and observed.
-        most_turns: the most turns that the model has.
         most_read: (item, round) → the most tokens, drawn and observed, of a completion of another tokenizer from which
             this peer learns. Its sender counted its own.
     """
@@ -103,11 +96,7 @@ class Player:
     most_read: Callable[[int, int | None], int] = lambda item, round: 0
 
     def render(self, prompt: Prompt, todays: bool = False) -> Ints:
-        """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools.
-
-        Args:
-            todays: as :func:`~ftis.tasks.rendering.render_prompt` takes it.
-        """
+        """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools."""
         begun = self.environment.begun(prompt)
         return render_prompt(begun, self.config, self.tokenizer, todays, list(self.environment.tools.values()))
 
@@ -137,13 +126,19 @@ class Player:
                 break
             going, turn = list(left), turn + 1
             read = {row: np.concatenate([prompt_ids[group_of[row]], rollouts[row].read_ids]) for row in going}
-            for part, together in enumerate(_within(positions_of(policy.model.config), read, left)):
+            positions, parts = positions_of(policy.model.config), [going]
+            if positions is not None and max(map(len, read.values())) + max(left.values()) > positions:
+                parts = [[row for row in going if left[row] == most] for most in sorted(set(left.values()))]
+            for part, together in enumerate(parts):
                 of_turn = replace(decoding, max_completion_length=max(left[row] for row in together))
                 entropy = (seed, turn, part) if part else (seed, turn)
                 seed_of_turn = int(np.random.SeedSequence(entropy).generate_state(1)[0])
                 drawn = sampler(policy, [read[row] for row in together], 1, of_turn, seed_of_turn, batch_size)
                 for row, (more,) in zip(together, drawn, strict=True):
-                    rollouts[row] = _longer(rollouts[row], more, left[row])
+                    before, most = rollouts[row], left[row]
+                    ids = np.concatenate([before.completion_ids, more.completion_ids[:most]])
+                    logp = np.concatenate([before.gen_logp, more.gen_logp[:most]])
+                    rollouts[row] = replace(before, completion_ids=ids, gen_logp=logp)
         found = iter(rollouts)
         return [tuple(next(found) for _ in group) for group in groups]
 
@@ -152,12 +147,11 @@ class Player:
         episodes = list(self.all_again([(prompt, rollout) for rollout in group.rollouts]))
         if stopped := [row for row, episode in enumerate(episodes) if episode.left]:
             raise UnplayableError(f"rollout {stopped[0]} stops before the episode's end")
-        played = [replace(r, observed=e.observed) for r, e in zip(group.rollouts, episodes, strict=True)]
-        rollouts = [
-            at_most(self.most_read(prompt.item, prompt.round), rollout) if rollout.sent else rollout
-            for rollout in played
-        ]
-        rollouts = [replace(r, overdue=e.overdue) for r, e in zip(rollouts, episodes, strict=True)]
+        rollouts = []
+        for rollout, episode in zip(group.rollouts, episodes, strict=True):
+            played = replace(rollout, observed=episode.observed)
+            played = at_most(self.most_read(prompt.item, prompt.round), played) if played.sent else played
+            rollouts.append(replace(played, overdue=episode.overdue))
         rewards = tuple(episode.reward for episode in episodes if episode.reward is not None)
         return replace(group, rollouts=tuple(rollouts)), tuple(episode.text for episode in episodes), rewards
 
@@ -166,11 +160,8 @@ class Player:
         """32 hex digits of the tokens of some answers. Peers that exchange ids must write answers alike."""
         tool = next(iter(self.environment.tools), None)
         role = {"role": "user"} if tool is None else {"role": "tool", "name": tool}
-        written = [
-            self._ids(((*role.items(), ("content", text)),), inline).tolist()
-            for text in SAMPLES
-            for inline in (True, False)
-        ]
+        answers = [json.dumps([role | {"content": text}]) for text in SAMPLES]
+        written = [self._ids(answer, inline).tolist() for answer in answers for inline in (True, False)]
         return hashlib.sha256(json.dumps(written).encode()).hexdigest()[:32]
 
     def close(self) -> None:
@@ -188,14 +179,9 @@ class Player:
 
         Raises:
             EpisodeError: they differ, or a turn before the last took too long.
-            UnplayableError: as :meth:`__call__`.
+            UnplayableError: a token stands after the episode's end, or the episode is longer than a completion may be.
         """
-        acted = [
-            self._drawn(prompt, of.completion_ids, len(of.observed), of.overdue)
-            if of.sent is None
-            else self._heard(prompt, of)
-            for prompt, of in rollouts
-        ]
+        acted = [self._heard(prompt, of) if of.sent else self._drawn(prompt, of) for prompt, of in rollouts]
         transcripts = self.environment.play_all([one.actions for one in acted], LETTERS * self.most)
         for (prompt, rollout), one, transcript in zip(rollouts, acted, transcripts, strict=True):
             differs = EpisodeError(
@@ -213,29 +199,14 @@ class Player:
                 raise differs
             yield played
 
-    def __call__(self, prompt: Prompt, drawn: Ints) -> Played:
-        """Play drawn tokens from the beginning of a problem's episode.
-
-        Raises:
-            EpisodeError: a turn before the last took too long.
-            UnplayableError: a token stands after the episode's end, or the episode is longer than a completion may be.
-        """
-        acted = self._drawn(prompt, drawn)
-        return self._played(acted, next(self.environment.play_all([acted.actions], LETTERS * self.most)))
-
-    def _drawn(self, prompt: Prompt, drawn: Ints, known: int = 0, overdue: bool | None = None) -> Acted:
-        """Split drawn tokens into turns.
-
-        Args:
-            known: how many turns an earlier play has timed.
-            overdue: the finding of an earlier play on all turns, as in :class:`~ftis.rollouts.Rollout`.
-        """
-        turns = self.turns(drawn)
+    def _drawn(self, prompt: Prompt, rollout: Rollout) -> Acted:
+        """Split drawn tokens into turns."""
+        turns = self.turns(rollout.completion_ids)
         if len(turns) > self.most_turns:
             raise UnplayableError(f"turn {self.most_turns + 1} stands after the episode's end")
         texts = [cut_at(self.stop, self.detokenize(turn.tolist())) for turn in turns]
         by_token = [int(turn[-1]) in self.end_ids for turn in turns]
-        return self._acted(prompt, list(map(Turn, turns, texts, by_token)), self.most, known, overdue)
+        return self._acted(prompt, rollout, list(map(Turn, turns, texts, by_token)), self.most)
 
     def _heard(self, prompt: Prompt, rollout: Rollout) -> Acted:
         """Split a completion that came as text. It ends where its sender stopped, who may have had no room for more."""
@@ -248,16 +219,13 @@ class Player:
         texts = [cut_at(self.stop, piece.tobytes().decode("utf-8")) for piece in pieces]
         by_token = [not came.size_S[stop - 1] for stop in stops_S]
         turns = list(map(Turn, np.split(rollout.completion_ids, stops_T[:-1]), texts, by_token))
-        known, room = len(rollout.observed), self.most_read(prompt.item, prompt.round)
-        return self._acted(prompt, turns, room, known, rollout.overdue, heard=True)
+        return self._acted(prompt, rollout, turns, self.most_read(prompt.item, prompt.round), heard=True)
 
-    def _acted(
-        self, prompt: Prompt, turns: list[Turn], room: int, known: int, overdue: bool | None, heard: bool = False
-    ) -> Acted:
+    def _acted(self, prompt: Prompt, rollout: Rollout, turns: list[Turn], room: int, heard: bool = False) -> Acted:
         ended = [turn.by_token or holds(self.stop, turn.text) for turn in turns]
         going = turns if all(ended) else turns[: ended.index(False)]
-        known = known if overdue is None else len(going)
-        return Acted(Actions(prompt, [turn.text for turn in going], known, bool(overdue)), turns, room, heard)
+        known = len(rollout.observed) if rollout.overdue is None else len(going)
+        return Acted(Actions(prompt, [turn.text for turn in going], known, bool(rollout.overdue)), turns, room, heard)
 
     def _played(self, acted: Acted, transcript: Transcript) -> Played:
         """Write the environment's answers between the turns."""
@@ -283,7 +251,7 @@ class Player:
             answered = "\n".join(answer["content"] for answer in answers)
             ids = None
             if answers and used <= room:
-                ids = self._ids(tuple(tuple(answer.items()) for answer in answers), not turn.by_token)
+                ids = self._ids(json.dumps(answers), not turn.by_token)
             elif answers:
                 ids = np.zeros(0, np.int32)  # nothing is learned from it
             if ids is None or number + 1 == self.most_turns or (used + len(ids) >= room and not heard):
@@ -294,10 +262,8 @@ class Player:
             parts.append(_quoted(answered) if turn.by_token else answered)
             used += len(ids)
             left = 0 if heard else room - used
-        given = tuple(transcript.answers[: len(observed)])
-        return Played(
-            tuple(observed), "".join(parts), left, None if left else transcript.reward, given, transcript.overdue
-        )
+        given, reward = tuple(transcript.answers[: len(observed)]), None if left else transcript.reward
+        return Played(tuple(observed), "".join(parts), left, reward, given, transcript.overdue)
 
     def turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut after each end token and each token that completes a stop string.
@@ -316,19 +282,16 @@ class Player:
         return turns if done == len(drawn) else [*turns[:-1], drawn[done - len(turns[-1]) :]]
 
     @cached_property
-    def _ids(self) -> Callable[[tuple[tuple[tuple[str, Any], ...], ...], bool], Ints]:
+    def _ids(self) -> Callable[[str, bool], Ints]:
         """:meth:`_written`, some of it remembered: an episode is played again in each turn, and answers are alike."""
         remembered = lru_cache(REMEMBERED)(self._written)
+        return lambda answers, inline: (remembered if len(answers) <= LONGEST_REMEMBERED else self._written)(
+            answers, inline
+        )
 
-        def ids(answers: tuple[tuple[tuple[str, Any], ...], ...], inline: bool) -> Ints:
-            length = sum(len(str(value)) for answer in answers for _, value in answer)
-            return (remembered if length <= LONGEST_REMEMBERED else self._written)(answers, inline)
-
-        return ids
-
-    def _written(self, answers: tuple[tuple[tuple[str, Any], ...], ...], inline: bool) -> Ints:
-        """The tokens between a turn and the next. ``inline``: a stop string ended the turn."""
-        messages = [dict(answer) for answer in answers]
+    def _written(self, answers: str, inline: bool) -> Ints:
+        """The tokens between a turn and the next: of messages in JSON. ``inline``: a stop string ended the turn."""
+        messages = json.loads(answers)
         text = "\n".join(message["content"] for message in messages)
         if not inline and is_chat(self.config, self.tokenizer):
             text = self._behind_a_turn(messages)
@@ -346,60 +309,25 @@ class Player:
         return next((behind[len(end) :] for end in ends if behind.startswith(end)), behind)
 
 
-def _within(positions: int | None, read: Mapping[int, Ints], left: Mapping[int, int]) -> list[list[int]]:
-    """Parts of the rows that are drawn together: all, or by tokens left if all together would pass the positions."""
-    if positions is None or max(map(len, read.values())) + max(left.values()) <= positions:
-        return [list(left)]
-    return [[row for row in left if left[row] == most] for most in sorted(set(left.values()))]
-
-
 def _quoted(text: str) -> str:
     """An answer in lines of its own, each after ``>``."""
     return "".join(f"\n> {line}" for line in text.split("\n")) + "\n"
 
 
-def _longer(rollout: Rollout, more: Rollout, left: int) -> Rollout:
-    """A rollout with its next turn, of at most ``left`` tokens."""
-    return replace(
-        rollout,
-        completion_ids=np.concatenate([rollout.completion_ids, more.completion_ids[:left]]),
-        gen_logp=np.concatenate([rollout.gen_logp, more.gen_logp[:left]]),
-    )
-
-
 def player_of(task: TaskConfig, recipe: Recipe, policy: Policy) -> Player | None:
-    """The player of a task's environment; None without one.
-
-    Raises:
-        RecipeError: there is no such environment.
-        TaskError: the chat template has no place for the environment's tools.
-    """
+    """The player of a task's environment; None without one. Raises as open_environment and require_tools do."""
     if task.environment is None:
         return None
     environment, sampling = replace(open_environment(task.environment), seed=recipe.seed), recipe.sampling
-    player = Player(
-        environment,
-        recipe.prompt,
-        policy.tokenizer,
-        policy.detokenize,
-        policy.end_ids,
-        sampling.stop,
-        sampling.max_completion_length,
-        sampling.max_turns,
-    )
-    require_tools(environment.tools, player.config, player.tokenizer)
-    return player
+    require_tools(environment.tools, recipe.prompt, policy.tokenizer)
+    reads = recipe.prompt, policy.tokenizer, policy.detokenize, policy.end_ids
+    return Player(environment, *reads, sampling.stop, sampling.max_completion_length, sampling.max_turns)
 
 
 def require_tools(tools: Mapping[str, Tool], config: PromptConfig, tokenizer: Any) -> None:
     """Compare a call that the chat template writes with the call that is read from its tokens.
 
-    Args:
-        tools: an environment's by name; none want no template.
-
-    Raises:
-        TaskError: there is no chat template, it writes another call, or the call's tags are special tokens, which a
-            turn's text leaves out.
+    A TaskError if there is no chat template, it writes another call, or its tags are special tokens, which texts lack.
     """
     if not tools:
         return
