@@ -47,7 +47,7 @@ def light_recipe(
     rollouts: int,
     tokens: int,
     network: dict[str, Any],
-    max_foreign_rollouts: int = 0,
+    most_foreign: int = 0,
 ) -> Recipe:
     """A recipe in which every peer samples ``groups`` groups of ``rollouts`` completions of ``tokens`` tokens."""
     return parse(
@@ -57,7 +57,7 @@ def light_recipe(
             "training": {
                 "rounds": rounds,
                 "prompts_per_round": groups * len(peers),
-                "max_foreign_rollouts": max_foreign_rollouts,
+                "max_foreign_rollouts": most_foreign,
             },
             "sampling": {"num_generations": rollouts, "max_completion_length": tokens},
             "peers": [{"name": name, "model": "none"} for name in peers],
@@ -85,6 +85,9 @@ def made_up_groups(recipe: Recipe, peer: str, round: int) -> list[Group]:
 
 
 def light_admitter(recipe: Recipe, run: str, own: str = "") -> Admitter:
+    def wanted(peer: str, round: int) -> Any:
+        return ForeignLimit(recipe, own).wanted(peer, round, assigned(recipe, PROBLEMS, peer, round))
+
     terms = Terms(
         run=run,
         tokenizer=TOKENIZER,
@@ -97,11 +100,7 @@ def light_admitter(recipe: Recipe, run: str, own: str = "") -> Admitter:
         assigned=lambda peer, round: assigned(recipe, PROBLEMS, peer, round),
         roster=frozenset(p.name for p in recipe.peers),
         max_groups=recipe.prompts_per_peer,
-        wanted=(
-            lambda peer, round: ForeignLimit(recipe, own).wanted(peer, round, assigned(recipe, PROBLEMS, peer, round))
-        )
-        if own
-        else None,
+        wanted=wanted if own else None,
         max_staleness=recipe.network.max_staleness,
     )
     return Admitter(terms, lambda prompt, texts, ids: tuple(float(row[0] % 2) for row in ids), lambda ids: "")
@@ -112,23 +111,9 @@ def resident_megabytes() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def play(
-    recipe: Recipe,
-    name: str,
-    key: Path,
-    roster: Path | None,
-    out: Path,
-    pause: float,
-    say: Any,
-    beat: float = 0.0,
-    hold: int = -1,
-) -> bool:
-    """Rounds from the last recorded one on; False if stopped before the end.
-
-    Args:
-        beat: publish at the next multiple of so many seconds of the machine's clock, at the same time as the others.
-        hold: do not sample this round before there is a file ``go`` beside ``out``.
-    """
+def play(recipe: Recipe, arguments: argparse.Namespace, say: Any) -> bool:
+    """Rounds from the last recorded one on; False if stopped before the end. The arguments are :func:`main`'s."""
+    name, out, pause, beat = arguments.name, arguments.out, arguments.pause, arguments.beat
     out.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     round = done[-1]["round"] + 1 if done else 0
@@ -146,8 +131,8 @@ def play(
         name,
         run=run,
         facts=facts,
-        key=load_key(key),
-        roster=read_roster(roster) if roster else None,
+        key=load_key(arguments.key),
+        roster=read_roster(arguments.roster) if arguments.roster else None,
         max_bytes=admitter.terms.limits.max_bytes,
         max_items=admitter.terms.limits.max_groups,
         outbox=out.with_suffix(".outbox"),
@@ -163,7 +148,7 @@ def play(
                 round = exchange.catch_up(round)
                 if round >= recipe.training.rounds:
                     break
-                while round == hold and not (out.parent / "go").exists() and not stop.is_set():
+                while round == arguments.hold and not (out.parent / "go").exists() and not stop.is_set():
                     time.sleep(0.05)
                 time.sleep(pause)  # sampling
                 say({"kind": "sampled", "round": round})
@@ -217,46 +202,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--name", required=True)
     parser.add_argument("--peers", required=True, help="names of all peers, with commas")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--groups", type=int, default=4, help="of each peer")
-    parser.add_argument("--rollouts", type=int, default=12, help="of a group")
-    parser.add_argument("--tokens", type=int, default=16, help="of a completion")
-    parser.add_argument("--max-foreign", type=int, default=0, help="training.max_foreign_rollouts")
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds that sampling is to take")
-    parser.add_argument("--beat", type=float, default=0.0, help="publish at multiples of so many seconds")
-    parser.add_argument("--hold", type=int, default=-1, help="a round that waits for a file 'go' beside --out")
+    for option, default, meaning in (
+        *(("--rounds", 10, "of all"), ("--groups", 4, "of each peer"), ("--rollouts", 12, "of a group")),
+        *(("--tokens", 16, "of a completion"), ("--max-foreign", 0, "training.max_foreign_rollouts")),
+        ("--pause", 0.1, "seconds that sampling is to take"),
+        ("--beat", 0.0, "publish at multiples of so many seconds of the machine's clock, together with the others"),
+        ("--hold", -1, "a round that is not sampled before there is a file 'go' beside --out"),
+    ):
+        parser.add_argument(option, type=type(default), default=default, help=meaning)
     parser.add_argument("--network", default="{}", help="the recipe's [network] as JSON")
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--roster", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     network = json.loads(arguments.network) | ({} if arguments.roster else {"open": True})
-    recipe = light_recipe(
-        arguments.peers.split(","),
-        arguments.rounds,
-        arguments.groups,
-        arguments.rollouts,
-        arguments.tokens,
-        network,
-        arguments.max_foreign,
-    )
+    sizes = arguments.rounds, arguments.groups, arguments.rollouts, arguments.tokens
+    recipe = light_recipe(arguments.peers.split(","), *sizes, network, arguments.max_foreign)
 
     def say(event: Event | dict[str, Any]) -> None:
         line = event if isinstance(event, dict) else to_json(event)
         print(json.dumps(line) + "\n", end="", flush=True)  # in one piece: the network speaks from other threads
 
-    finished = play(
-        recipe,
-        arguments.name,
-        arguments.key,
-        arguments.roster,
-        arguments.out,
-        arguments.pause,
-        say,
-        arguments.beat,
-        arguments.hold,
-    )
-    sys.exit(0 if finished else 130)
+    sys.exit(0 if play(recipe, arguments, say) else 130)
 
 
 if __name__ == "__main__":

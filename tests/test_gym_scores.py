@@ -100,13 +100,9 @@ def test_a_data_set_scores_itself_if_right_is_right_and_wrong_is_wrong() -> None
         assert gym_judge.scores_itself(dataset, {}, entries_of(dataset)) == itself, dataset
     for seed in (1000, 2000, 3000):
         boards = entries_of("n_queens", seed)
-        shared = [
-            (one["question"], other["answer"])
-            for one in boards
-            for other in boards
-            if other["answer"] != one["answer"] and gym_judge.judge("n_queens", "{}", one, other["answer"].strip()) == 1
-        ]
-        assert shared  # another problem's answer is right here too
+        pairs = [(one, two["answer"].strip()) for one in boards for two in boards if two["answer"] != one["answer"]]
+        # another problem's answer may be right here too
+        assert any(gym_judge.judge("n_queens", "{}", one, another) == 1 for one, another in pairs)
         assert gym_judge.scores_itself("n_queens", {}, boards)
 
 
@@ -152,22 +148,10 @@ def test_any_solution_is_right_if_a_data_set_gives_no_answers(dataset: str, know
         require_rewardable(exact, task.train, "problem")
     for problem in task.train[:4]:
         assert problem.answer == ""
-        answers = ["", "x", "0", "R U F", "P"]
-        if known:
-            right = problem.columns["metadata"][known]
-            answers = [right if isinstance(right, str) else json.dumps(right), *answers[:3]]
+        right = problem.columns["metadata"][known] if known else ""
+        answers = [right if isinstance(right, str) else json.dumps(right), "", "x", "0", "R U F", "P"]
         texts = [f"<think></think><answer>{answer}</answer>" for answer in answers]
-        rewards = scorer(problem, texts, [[0]] * len(texts))
-        assert rewards == (float(bool(known)), *([0.0] * (len(texts) - 1)))
-
-
-def test_a_solved_board_of_rush_hour_is_right() -> None:
-    (entry, *_) = entries_of("rush_hour", min_moves=1, max_moves=1)
-    known = OwnScore(dataset="rush_hour", options="{}", entry=json.dumps(entry))
-    # The red car AA is to leave at the right: one move is enough, of so many places.
-    scores = {places: answer_score(f"AA+{places}", "", "reasoning_gym", known) for places in range(1, 5)}
-    assert max(scores.values()) == 1.0
-    assert min(scores.values()) < 0.1
+        assert scorer(problem, texts, [[0]] * 6) == (float(bool(known)), *([0.0] * 5))
 
 
 # --- hostile answers --------------------------------------------------------------------------------------------------
@@ -221,22 +205,9 @@ def test_a_formula_is_all_that_sympy_reads() -> None:
     power, quotient = "Integer (3 )*Symbol ('x' )**Integer (2 )+C", "-sin (Symbol ('x' ))/Float ('1.5' )+pi *E"
     for formula in (power, quotient, "Integer (1 )/x"):
         gym_judge.require_formula(formula, {"x": 1, "C": 2})
-    calls = ["lambda: 1", "Symbol('x', real=True)", "Symbol('x')(1)", "open", "y"]
-    values = [
-        "x.real",
-        "x[0]",
-        "[1]",
-        "'a b'",
-        "f'{x}'",
-        "b'a'",
-        "None",
-        "1 if x else 2",
-        "x and 1",
-        "x := 1",
-        "x @ x",
-        "*x",
-    ]
-    for code in calls + values:
+    calls = "lambda: 1 ¦ Symbol('x', real=True) ¦ Symbol('x')(1) ¦ open ¦ y"
+    values = "x.real ¦ x[0] ¦ [1] ¦ 'a b' ¦ f'{x}' ¦ b'a' ¦ None ¦ 1 if x else 2 ¦ x and 1 ¦ x := 1 ¦ x @ x ¦ *x"
+    for code in f"{calls} ¦ {values}".split(" ¦ "):
         with pytest.raises((ValueError, SyntaxError)):
             gym_judge.require_formula(code, {"x": 1})
 
@@ -244,18 +215,17 @@ def test_a_formula_is_all_that_sympy_reads() -> None:
 # --- the reward -------------------------------------------------------------------------------------------------------
 
 
-def reward(text: str, **settings: Any) -> float:
-    scorer = load_scorer(RewardConfig(**settings), PromptConfig(), "reasoning_gym")
-    prompt = Prompt(0, "?", EXPECTED, {"reasoning_gym": COUNTDOWN})
-    return scorer(prompt, [f"<think>so</think><answer>{text}</answer>"], [[1]])[0]
-
-
 def test_the_reward_is_binary_unless_the_score_is_asked_for() -> None:
-    """A formula of some of the numbers scores 0.05 there."""
-    right, near, far = "(85-1)*49/14 - 73 - 42", "49*85", "no idea"
-    assert [reward(text) for text in (right, near, far)] == [1.0, 0.0, 0.0]
-    assert [reward(text, partial_credit=True) for text in (right, near, far)] == [1.0, 0.05, 0.0]
-    assert reward(near, partial_credit=True, format_weight=0.2) == pytest.approx(0.2 + 0.8 * 0.05)
-    assert reward(right, answer="exact") == 0.0
+    texts = [f"<think>so</think><answer>{text}</answer>" for text in ("(85-1)*49/14 - 73 - 42", "49*85", "no idea")]
+    settings: dict[str, Any]
+    for settings, rewards in (
+        ({}, [1, 0, 0]),
+        ({"partial_credit": True}, [1, 0.05, 0]),  # for a formula of some of the numbers
+        ({"partial_credit": True, "format_weight": 0.2}, [1, 0.2 + 0.8 * 0.05, 0.2]),
+        ({"answer": "exact"}, [0, 0, 0]),
+    ):
+        scorer = load_scorer(RewardConfig(**settings), PromptConfig(), "reasoning_gym")
+        prompt = Prompt(0, "?", EXPECTED, {"reasoning_gym": COUNTDOWN})
+        assert scorer(prompt, texts, [[1]] * 3) == pytest.approx(rewards)
     with pytest.raises(RewardError, match="only problems of reasoning-gym"):
         graded("<think></think><answer>1</answer>", "1", "reasoning_gym")

@@ -15,12 +15,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import sympy
 
 from ftis.rewards import answers_equal, gym, helper, latex
 from ftis.rewards.formulas import formulas_equal
 from ftis.rewards.helper import Helper
 from ftis.rewards.scoring import RewardError
-from ftis.version import extra
 
 SLOW = r"\gcd(10^{10^{8}},3)"  # of a number of a hundred million digits
 
@@ -46,14 +46,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     latex.holds.cache_clear()
 
 
-def test_only_the_process_that_judges_is_changed() -> None:
-    import sympy
-
-    importlib.import_module("ftis.rewards.formula_judge")
-    assert logging.root.manager.disable == 0
-    assert sympy.sympify("max(2, 3) + 1") == 4
-
-
 def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[int | None] = []
     stop = fresh._stop
@@ -71,6 +63,10 @@ def test_hostile_answers_are_wrong_and_harm_nothing_after_them(fresh: Helper, mo
         assert not equal(code, "5")
     assert equal("6.0", "6")
     assert fresh._process is first  # it lasts while nothing goes wrong
+    # only the process that judges is changed
+    importlib.import_module("ftis.rewards.formula_judge")
+    assert logging.root.manager.disable == 0
+    assert sympy.sympify("max(2, 3) + 1") == 4
     rounded = [r"\lfloor\frac{10^{10^{8}}}{3}\rfloor", r"\lceil\frac{10^{10^{9}}}{7}\rceil"]
     large = ["10^{10^{10}}", r"\sum_{i=1}^{10^9} \frac{1}{i^2}", "(x+1)^{10^7}", r"\sqrt{" * 80 + "2" + "}" * 80]
     for number, slow in enumerate([SLOW, *rounded, *large]):
@@ -120,32 +116,20 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize(
-    ("asked", "answered"),
-    [
+def test_requests_sent_ahead_are_answered_up_to_the_first_that_ends_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-S", "-c", ANSWERS])
+    mine, read = Helper("", "answers", "nothing"), Helper._read_line
+    asked: Sequence[int]
+    for asked, answered in (
         ([], []),
         ([3, 5], [3, 5]),
-        (range(5000), range(5000)),  # more than a pipe holds
+        (range(5000), list(range(5000))),  # more than a pipe holds
         ([7, 1, 7, 7, 2], [7, 1, 7, 7, 2]),  # three helpers end, and lose no request
         ([1, -1, 2], [1, None]),
         ([7, -1], [7, None]),
-    ],
-)
-def test_requests_sent_ahead_are_answered_up_to_the_first_that_ends_helpers(
-    asked: Sequence[int], answered: Sequence[int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-S", "-c", ANSWERS])
-    mine = Helper("", "answers", "nothing")
-    assert mine.ask_all([{"n": n} for n in asked]) == list(answered)
-    assert mine.ask({"n": 4}) == 4
-    mine.stop()
-
-
-@pytest.mark.usefixtures("fresh")
-def test_an_interrupt_leaves_no_answer_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Helper, "command", lambda self: [sys.executable, "-S", "-c", ANSWERS])
-    mine, read = Helper("", "answers", "nothing"), Helper._read_line
-    assert mine.ask({"n": 4}) == 4
+    ):
+        assert mine.ask_all([{"n": n} for n in asked]) == answered
+        assert mine.ask({"n": 4}) == 4
 
     def interrupted(*given: Any) -> Any:
         monkeypatch.setattr(Helper, "_read_line", read)
@@ -154,23 +138,26 @@ def test_an_interrupt_leaves_no_answer_for_the_next_request(monkeypatch: pytest.
     monkeypatch.setattr(Helper, "_read_line", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mine.ask_all([{"n": 5}, {"n": 6}])
-    assert mine.ask({"n": 7}) == 7
+    assert mine.ask({"n": 7}) == 7  # an interrupt leaves it no answer
     mine.stop()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_a_helper_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = [sys.executable, "-c", "print('No module named that')"]
     for command, message in (
-        (
-            [sys.executable, "-c", "print('No module named math_verify')"],
-            "No module named math_verify.*install math-verify",
-        ),
+        (without, "No module named that.*install math-verify"),
         ([sys.executable, "-c", ""], "did not start"),
         (["/nonexistent/python"], "No such file"),
     ):
         monkeypatch.setattr(Helper, "command", lambda self, command=command: command)
         with pytest.raises(RewardError, match=message):
             equal("5.0", "5")
+    monkeypatch.setattr(Helper, "command", lambda self: without)
+    monkeypatch.setattr(gym, "_helper", Helper(*(getattr(gym._helper, name) for name in ("module", "does", "needs"))))
+    gym.score.cache_clear()
+    with pytest.raises(RewardError, match=r"install 'ftis-rl\[reasoning-gym\]'"):
+        gym.score("countdown", "{}", "{}", "1+1")
 
 
 def test_a_pipe_that_takes_a_part_gets_the_rest() -> None:
@@ -252,13 +239,3 @@ def test_a_helper_of_a_large_program_is_not_taken_for_large() -> None:
     own = "import resource; from ftis.rewards.helper import peak_bytes; print(peak_bytes(resource) >> 20)"
     done = run(f"import subprocess, sys; filled = b'x' * (400 << 20); subprocess.run([sys.executable, '-c', {own!r}])")
     assert 0 < int(done.stdout) < 300
-
-
-def test_the_helper_for_reasoning_gym_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Helper, "command", lambda self: [sys.executable, "-c", "print('No module named reasoning_gym')"]
-    )
-    monkeypatch.setattr(gym, "_helper", Helper("ftis.rewards.gym", "scores answers", extra("reasoning-gym")))
-    gym.score.cache_clear()
-    with pytest.raises(RewardError, match=r"install 'ftis-rl\[reasoning-gym\]'"):
-        gym.score("countdown", "{}", "{}", "1+1")

@@ -96,7 +96,6 @@ def test_a_long_text_is_searched_at_once() -> None:
 
 
 def test_format_and_answer_are_multiplied_or_weighed() -> None:
-    """f a, or w f + (1 − w) a."""
     wrong = RIGHT.replace(">4<", ">5<")
     table: list[tuple[Extract, str, int, int]] = [  # with f and a
         ("tags", RIGHT, 1, 1),
@@ -112,11 +111,11 @@ def test_format_and_answer_are_multiplied_or_weighed() -> None:
         ("boxed", "4", 0, 0),
     ]
     for extract, text, f, a in table:
-        for weight in (None, 0.0, 0.25, 1.0):
+        for w in (None, 0.0, 0.25, 1.0):
             (found,) = format_and_answer(
-                ["q"], [text], [[1]], answer=["4"], extract=extract, format_weight=weight, level=[3]
+                ["q"], [text], [[1]], answer=["4"], extract=extract, format_weight=w, level=[3]
             )
-            assert found == (f * a if weight is None else weight * f + (1 - weight) * a), (text, weight)
+            assert found == (f * a if w is None else w * f + (1 - w) * a), (text, w)
     with pytest.raises(ValueError, match="zip"):
         format_and_answer(["2+2"], [RIGHT], [[1]], answer=["4", "4"])
 
@@ -168,11 +167,13 @@ def test_a_problem_whose_answer_earns_its_reward_is_taken() -> None:
         for answer in accepted:
             require(answer, kind, extract)  # type: ignore[arg-type]
     require("3", "exact", "last_number", format_weight=0.2)
+    own: Any = Scorer(lambda **_: [0.0], "mine.own", {"extract": "last_number"})
+    for score in (own, lambda *_: (0.0,)):  # another function has answers of its own
+        require_rewardable(score, [Prompt(0, "q", "two")], "task 'mine', problem")
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "extract", "named"),
-    [
+def test_a_problem_that_cannot_be_rewarded_is_refused() -> None:
+    refused: list[tuple[str, AnswerKind, str, str]] = [
         ("two", "exact", "last_number", "earns nothing.*'last_number'.*\"tags\" or"),
         ("two", "number", "tags", 'is no number.*reward.answer = "exact"'),
         ("two", "number", "last_number", 'is no number.*with reward.extract = "tags"'),
@@ -183,12 +184,11 @@ def test_a_problem_whose_answer_earns_its_reward_is_taken() -> None:
         ("} {", "exact", "boxed", "earns nothing"),
         ("</answer>", "exact", "tags", "prompt.think_tag"),
         ("", "exact", "boxed", "earns nothing"),
-    ],
-)
-def test_a_problem_that_cannot_be_rewarded_is_refused(answer: str, kind: AnswerKind, extract: str, named: str) -> None:
-    for settings in ({}, {"format_weight": 0.2}):  # a weight of the format does not hide it
-        with pytest.raises(RewardError, match=f"^task 'mine', training problem 7 \\('.*'\\).*{named}"):
-            require(answer, kind, extract, **settings)
+    ]
+    for answer, kind, extract, named in refused:
+        for settings in ({}, {"format_weight": 0.2}):  # a weight of the format does not hide it
+            with pytest.raises(RewardError, match=f"^task 'mine', training problem 7 \\('.*'\\).*{named}"):
+                require(answer, kind, extract, **settings)
 
 
 def test_answers_that_the_format_leaves_alone_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,12 +199,6 @@ def test_answers_that_the_format_leaves_alone_are_not_compared(monkeypatch: pyte
     for extract in ("tags", "boxed"):
         problems = [Prompt(n, "q", row["answer"]) for n, row in enumerate(rows("math500/test.jsonl"))]
         require_rewardable(reward_of("math", extract=extract), problems, "math500, problem")
-
-
-def test_another_function_has_answers_of_its_own() -> None:
-    own: Any = Scorer(lambda **_: [0.0], "mine.own", {"extract": "last_number"})
-    for score in (own, lambda *_: (0.0,)):
-        require_rewardable(score, [Prompt(0, "q", "two")], "task 'mine', problem")
 
 
 def test_an_answer_may_count_what_its_problem_asks_for() -> None:
@@ -223,16 +217,8 @@ def test_an_answer_may_count_what_its_problem_asks_for() -> None:
         ("राम के पास कितनी मूर्तियाँ हैं?", "5 मूर्तियाँ"),
     ]
     other = "A figurine weighs 2 ounces. What do 5 figurines weigh?"
-    for problem, given_text in asked:
-        completion = f"<think></think><answer>{given_text}</answer>"
-        for kind in ("number", "math"):
-            found = format_and_answer([problem, other], [completion] * 2, [[]] * 2, answer=["5"] * 2, answer_kind=kind)
-            assert found == [1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("problem", "given_text"),
-    [
+    not_asked = [
+        *((other, given_text) for _, given_text in asked),
         ("How many dozen eggs did she buy? In the end, how many eggs are left?", "5 dozen"),
         ("How many thousand dollars does he earn, and how many dollars does he save?", "5 thousand"),
         ("She has a number of pairs. How many shoes (individual shoes, not pairs)?", "5 pairs"),
@@ -240,9 +226,9 @@ def test_an_answer_may_count_what_its_problem_asks_for() -> None:
         ("How many incorrect answers did he give, and how many correct answers?", "5 incorrect answers"),
         ("How many figurines are there if the number of gizmos is 5?", "5 gizmos"),
         ("How many eggs are left?", "5 pairs"),
-    ],
-)
-def test_an_answer_may_not_count_what_is_not_asked_in_the_end(problem: str, given_text: str) -> None:
-    completion = f"<think></think><answer>{given_text}</answer>"
-    for kind in ("number", "math"):
-        assert format_and_answer([problem], [completion], [[]], answer=["5"], answer_kind=kind) == [0.0]
+    ]
+    for pairs, reward in ((asked, 1.0), (not_asked, 0.0)):
+        texts = [f"<think></think><answer>{given_text}</answer>" for _, given_text in pairs]
+        for kind in ("number", "math"):
+            problems, n = [problem for problem, _ in pairs], len(pairs)
+            assert format_and_answer(problems, texts, [[]] * n, answer=["5"] * n, answer_kind=kind) == [reward] * n

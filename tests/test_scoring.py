@@ -59,9 +59,12 @@ def my_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     )
     (tmp_path / "my_broken.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "my_import.py").write_text("from math import no_such_name\n")
+    document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^(    def my_reward.*\n(?: {8}.*\n)+)", document, re.MULTILINE)
+    (tmp_path / "documented.py").write_text(textwrap.dedent(example), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("my_rewards", "my_broken", "my_import"):
+    for name in ("my_rewards", "my_broken", "my_import", "documented"):
         sys.modules.pop(name, None)
 
 
@@ -112,13 +115,7 @@ def test_a_function_of_ones_own_is_called_as_trl_calls_it() -> None:
     assert (prompts, completions, completion_ids) == (["2+2", "2+2"], ["a", "b"], [[1, 2, 3], [4]])
     assert columns == {"level": [5, 5], "answer": ["4", "4"]}
     assert scorer("my_rewards.array")(PROMPT, ["a", "b"], [[1], [2]]) == (1.0, 1.0)
-
-
-def test_the_documents_example_is_a_reward_function(tmp_path: Path) -> None:
-    document = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^(    def my_reward.*\n(?: {8}.*\n)+)", document, re.MULTILINE)
-    (tmp_path / "documented_reward.py").write_text(textwrap.dedent(example), encoding="utf-8")
-    assert scorer("documented_reward.my_reward")(PROMPT, ["it is 4", "no"], [[1], [2]]) == (1.0, 0.0)
+    assert scorer("documented.my_reward")(PROMPT, ["it is 4", "no"], [[1], [2]]) == (1.0, 0.0)
 
 
 def test_a_function_gets_the_settings_that_its_signature_names() -> None:
@@ -133,11 +130,24 @@ def test_a_function_gets_the_settings_that_its_signature_names() -> None:
         assert set(columns) == {"prompts", "completion_ids", "answer", "think_tag"}
 
 
-def test_an_exception_of_the_users_function_has_its_name_and_line() -> None:
+def test_a_functions_mistake_is_an_error_that_names_it() -> None:
     with pytest.raises(RewardError, match=r"'my_rewards.broken' raised KeyError: 'mine' \(.*my_rewards.py, line \d+\)"):
         scorer("my_rewards.broken")(PROMPT, ["a"], [[1]])
     with pytest.raises(FtisError, match=r"^set the limit to 3$"):  # it has its own remedy
         scorer("my_rewards.refused")(PROMPT, ["a"], [[1]])
+    for returned, named in (
+        ("[1.0]", "1 values for 2 completions"),
+        ("'ab'", "returned 'ab'"),
+        ("['1', '2']", "'1' for completion 0"),
+        ("1.0", "a list of 2 numbers"),
+        ("None", "returned None"),
+        ("[1.0, None]", "None for completion 1"),
+        ("[math.nan, 1]", "nan for completion 0"),
+        ("[1, 10**400]", "for completion 1"),
+    ):
+        with pytest.raises(RewardError, match=r"reward\.function 'my_rewards\.returned' ") as caught:
+            scorer("my_rewards.returned")(PROMPT, [returned, "b"], [[1], [2]])
+        assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -159,22 +169,6 @@ def test_a_path_that_leads_to_no_reward_function(path: str, named: str) -> None:
     with pytest.raises((RecipeError, RewardError), match=named) as caught:
         scorer(path)
     assert "\n" not in str(caught.value)
-
-
-def test_nonsense_returned_is_an_error_that_names_the_function() -> None:
-    for returned, named in (
-        ("[1.0]", "1 values for 2 completions"),
-        ("'ab'", "returned 'ab'"),
-        ("['1', '2']", "'1' for completion 0"),
-        ("1.0", "a list of 2 numbers"),
-        ("None", "returned None"),
-        ("[1.0, None]", "None for completion 1"),
-        ("[math.nan, 1]", "nan for completion 0"),
-        ("[1, 10**400]", "for completion 1"),
-    ):
-        with pytest.raises(RewardError, match=r"reward\.function 'my_rewards\.returned' ") as caught:
-            scorer("my_rewards.returned")(PROMPT, [returned, "b"], [[1], [2]])
-        assert named in str(caught.value)
 
 
 @settings(max_examples=50)
