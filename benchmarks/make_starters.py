@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -281,10 +282,10 @@ def start(directory: Path) -> dict[str, float]:
     policy = load(directory)
     task = load_task(TASK)
     score = load_scorer(RewardConfig(), PROMPT, task.answer_kind)
-    prompts = [render_prompt(problem, PROMPT, policy.tokenizer) for problem in task.validation]
-    exam = Exam(policy, InPlace(builtin_sampler), task.validation, prompts, score, Decoding(LENGTH))
+    render = partial(render_prompt, config=PROMPT, tokenizer=policy.tokenizer)
+    exam = Exam(policy, InPlace(builtin_sampler), task.validation, render, score, Decoding(LENGTH))
     greedy = exam.greedy().accuracy
-    groups = builtin_sampler(policy, prompts, DRAWS, Decoding(LENGTH), 0)
+    groups = builtin_sampler(policy, list(map(render, task.validation)), DRAWS, Decoding(LENGTH), 0)
     rewards: list[float] = []
     for problem, group in zip(task.validation, groups, strict=True):
         ids = [rollout.completion_ids.tolist() for rollout in group]

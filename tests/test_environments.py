@@ -571,7 +571,7 @@ def test_an_environments_mistake_is_one_line_with_its_place(
 
 def test_a_peers_environment_ends_with_it(tmp_path: Path, models: dict[str, Path]) -> None:
     trainer = assemble(load(write_game(tmp_path, models, "toys_of_turns.Echo", "a")), "a", tmp_path)
-    episodes = trainer.splits[0].episodes
+    episodes = trainer.splits["validation"].episodes
     assert isinstance(episodes, Player)
     assert episodes.environment.helper is not None
     process = episodes.environment.helper._process  # prompts were rendered

@@ -72,10 +72,14 @@ PROBLEMS = [
 ]
 
 
+def render(problem: Prompt) -> Any:
+    return PROMPT_IDS[problem.item - 100]
+
+
 def run(order: Sequence[int] = range(10), batch_size: int = 0) -> tuple[Evaluation, FakeSampler]:
     sampler = FakeSampler()
-    problems, ids = [PROBLEMS[i] for i in order], [PROMPT_IDS[i] for i in order]
-    exam = Exam(FakePolicy(), sampler, problems, ids, score, Decoding(7), batch_size)  # type: ignore[arg-type]
+    problems = [PROBLEMS[i] for i in order]
+    exam = Exam(FakePolicy(), sampler, problems, render, score, Decoding(7), batch_size)  # type: ignore[arg-type]
     return exam.greedy(), sampler
 
 
@@ -107,8 +111,7 @@ def test_decoding_is_greedy_whatever_training_does() -> None:
 @pytest.mark.parametrize("batch_size", [0, 3, 99])
 def test_progress_is_heard_and_changes_nothing(batch_size: int) -> None:
     n = 2 * HEARD_EVERY["cpu"] + 5
-    problems, ids = PROBLEMS * n, PROMPT_IDS * n
-    exam = Exam(FakePolicy(), FakeSampler(), problems[:n], ids[:n], score, Decoding(7), batch_size)  # type: ignore[arg-type]
+    exam = Exam(FakePolicy(), FakeSampler(), (PROBLEMS * n)[:n], render, score, Decoding(7), batch_size)  # type: ignore[arg-type]
     heard: list[int] = []
     assert exam.greedy(heard.append) == exam.greedy()
     every = batch_size or HEARD_EVERY["cpu"]
@@ -124,7 +127,7 @@ def test_a_mean_reward_is_called_pass_at_1_only_where_it_is(
     """Both lines of ftis eval count the same problems."""
     values = iter(rewards)
     policy: Any = FakePolicy()
-    exam = Exam(policy, FakeSampler(), PROBLEMS[:3], PROMPT_IDS[:3], lambda *_: (next(values),), Decoding(7))
+    exam = Exam(policy, FakeSampler(), PROBLEMS[:3], render, lambda *_: (next(values),), Decoding(7))
     evaluation = exam.greedy()
     assert evaluation.solved == solved
     assert evaluation.accuracy == pytest.approx(sum(rewards) / 3)
@@ -159,9 +162,8 @@ def test_pass_at_k_by_hand() -> None:
 
 def test_samples_are_drawn_as_the_recipe_says_and_cut_at_stop_strings(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy("qwen2")
-    ids = [np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)]
     decoding = Decoding(10, 0.7, stop=("a", "1", "<think>"))
-    exam = Exam(policy, open_sampler("auto", policy), PROBLEMS[:2], ids, by_length, decoding)
+    exam = Exam(policy, open_sampler("auto", policy), PROBLEMS[:2], render, by_length, decoding)
     drawn = exam.sampled(3, seed=5)
     assert drawn == exam.sampled(3, seed=5)
     assert [len(of) for of in drawn.completions] == [3, 3]

@@ -152,7 +152,8 @@ def test_what_the_last_token_adds_behind_a_stop_string_is_not_read(policy: Polic
 
     assert policy.detokenize([4]) == "<think>"
     draw = Mock(return_value=[(Rollout(np.array([30, 4], np.int32), np.zeros(2, np.float32)),)])
-    Exam(policy, draw, [Prompt(0, "q", "a")], [PROMPTS[0]], score, Decoding(2, stop=("<th",))).greedy()
+    asked = (policy, InPlace(draw), [Prompt(0, "q", "a")], lambda problem: PROMPTS[0], score)
+    Exam(*asked, Decoding(2, stop=("<th",))).greedy()
     assert seen == [policy.detokenize([30]) + "<th"]
 
 

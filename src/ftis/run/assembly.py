@@ -20,6 +20,7 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
+from ftis.prompts import Task
 from ftis.recipe.own_code import staying
 from ftis.records.trackers import package
 from ftis.records.writing import Records
@@ -28,7 +29,7 @@ from ftis.rollouts import Ints, Prompt
 from ftis.run import accusations, checkpoint
 from ftis.run.evaluate import Exam
 from ftis.run.membership import end_tokens_of, member_of
-from ftis.run.training import EvalSplit, Trainer
+from ftis.run.training import Trainer
 from ftis.sampling import Decoding
 from ftis.schedule import seed_of
 from ftis.seams import TRACKERS, look_up
@@ -122,9 +123,19 @@ def assemble(
     if recipe.training.overlap:
         checkpoint.go_on(peer, directory, resume_step)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    splits = EvalSplit.of(task, ood, scores, renders, players)
+    splits = {
+        split: Exam(policy, sampler, of.validation, render, score, peer.decoding, sampling.batch_size, player)
+        for split, of, render, score, player in zip(splits_of(ood), (task, *ood), renders, scores, players, strict=True)
+    }
     beside, place = second(config, policy), records.directory
     return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, place, step)[0])
+
+
+def splits_of(ood: Sequence[Task]) -> list[str]:
+    """``validation``, and ``ood-<task>`` of each task out of distribution, with a number if a task occurs twice."""
+    kinds = [f"ood-{task.name.replace(':', '-')}" for task in ood]
+    numbers = [f"-{kinds[: i + 1].count(kind)}" if kinds.count(kind) > 1 else "" for i, kind in enumerate(kinds)]
+    return ["validation", *map("".join, zip(kinds, numbers, strict=True))]
 
 
 def second(config: PeerConfig, policy: Policy) -> PeerConfig:
@@ -188,7 +199,7 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
         policy,
         open_sampler(sampling.sampler, policy, sampling.options, longest),
         problems,
-        [render(problem) for problem in problems],
+        render,
         score,
         Decoding.of(sampling),
         sampling.batch_size,

@@ -103,7 +103,7 @@ class Exam:
     """Problems for a model to answer, and the rewards of its answers.
 
     Attributes:
-        prompt_ids: token ids of each problem's prompt.
+        render: the token ids of a problem's prompt.
         decoding: of samples. Its longest completion and its stop strings hold for greedy answers too.
         batch_size: completions at a time; 0 is :data:`EVAL_BATCH`, but one problem's at least.
         episodes: of the problems' environment; None: there is none.
@@ -112,7 +112,7 @@ class Exam:
     policy: Policy
     sampler: Sampler
     problems: Sequence[Prompt]
-    prompt_ids: Sequence[Ints]
+    render: Callable[[Prompt], Ints]
     score: Score
     decoding: Decoding
     batch_size: int = 0
@@ -127,17 +127,19 @@ class Exam:
         if not self.problems:
             raise ValueError("no problems to evaluate on")
         greedy = Decoding(self.decoding.max_completion_length, temperature=0.0, stop=self.decoding.stop)
+        prompt_ids = [self.render(problem) for problem in self.problems]
         # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
-        order = sorted(range(len(self.problems)), key=lambda i: len(self.prompt_ids[i]))
+        order = sorted(range(len(self.problems)), key=lambda i: len(prompt_ids[i]))
         every = len(order)
         if heard is not None:
             every = self.batch_size or HEARD_EVERY[device_kind(self.policy.device)]
         answered: dict[int, Answered] = {}
         for start in range(0, len(order), every):
             part = order[start : start + every]
-            groups = self._drawn(part, 1, greedy, 0, self.batch_size or EVAL_BATCH)
-            for i, group in zip(part, groups, strict=True):
-                problem, ((text,), (reward,)) = self.problems[i], self._scored(self.problems[i], group)
+            problems, ids = [self.problems[i] for i in part], [prompt_ids[i] for i in part]
+            groups = self._drawn(problems, ids, 1, greedy, 0, self.batch_size or EVAL_BATCH)
+            for i, problem, group in zip(part, problems, groups, strict=True):
+                (text,), (reward,) = self._scored(problem, group)
                 answered[i] = Answered(problem.item, problem.question, problem.answer, text, len(group[0]), reward)
             if heard is not None:
                 heard(len(answered))
@@ -145,21 +147,28 @@ class Exam:
 
     def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
         """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
-        at_a_time = self.batch_size or max(EVAL_BATCH, samples)
-        groups = self._drawn(range(len(self.problems)), samples, self.decoding, seed, at_a_time)
+        at_a_time, ids = (
+            self.batch_size or max(EVAL_BATCH, samples),
+            [self.render(problem) for problem in self.problems],
+        )
+        groups = self._drawn(self.problems, ids, samples, self.decoding, seed, at_a_time)
         scored = [self._scored(problem, group) for problem, group in zip(self.problems, groups, strict=True)]
         return EvalSamples(tuple(texts for texts, _ in scored), tuple(rewards for _, rewards in scored))
 
     def _drawn(
-        self, order: Sequence[int], repeats: int, decoding: Decoding, seed: int, at_a_time: int
+        self,
+        problems: Sequence[Prompt],
+        ids: Sequence[Ints],
+        repeats: int,
+        decoding: Decoding,
+        seed: int,
+        at_a_time: int,
     ) -> list[tuple[Rollout, ...]]:
-        """Completions of problems by index, with all their turns."""
-        ids = [self.prompt_ids[i] for i in order]
-        decoding = decoding if self.episodes is None else decoding.keeping()
-        groups = self.sampler(self.policy, ids, repeats, decoding, seed, at_a_time)
+        """Completions with all their turns."""
         if self.episodes is None:
-            return groups
-        problems = [self.problems[i] for i in order]
+            return self.sampler(self.policy, ids, repeats, decoding, seed, at_a_time)
+        decoding = decoding.keeping()
+        groups = self.sampler(self.policy, ids, repeats, decoding, seed, at_a_time)
         return self.episodes.go_on(groups, problems, ids, self.sampler, self.policy, decoding, seed, at_a_time)
 
     def _scored(self, problem: Prompt, group: Sequence[Rollout]) -> tuple[tuple[str, ...], tuple[float, ...]]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ftis.admission import Score
 from ftis.engines.devices import peak_bytes
 from ftis.engines.handover import Copied
 from ftis.engines.stops import Stopping
-from ftis.episodes import Episodes
 from ftis.guards.regret import NoRegret
 from ftis.measures import RoundRecord
 from ftis.member import Outgoing
 from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
-from ftis.prompts import Task
 from ftis.records.events import (
     Evaluated,
     NetworkEvent,
@@ -35,44 +32,12 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
 from ftis.rewards.scoring import WeightedScorer
-from ftis.rollouts import Group, Ints, Prompt
+from ftis.rollouts import Group
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
-from ftis.run.evaluate import Exam
+from ftis.run.evaluate import Evaluation, Exam
 from ftis.run.together import Rounds
 from ftis.sampling import Sampler
-
-
-@dataclass(frozen=True)
-class EvalSplit:
-    """Problems to evaluate on, under the name that records give them."""
-
-    name: str
-    problems: Sequence[Prompt]
-    score: Score
-    render: Callable[[Prompt], Ints]
-    episodes: Episodes | None = None
-
-    @classmethod
-    def of(
-        cls,
-        task: Task,
-        ood: Sequence[Task],
-        scores: Sequence[Score],
-        renders: Sequence[Callable[[Prompt], Ints]],
-        episodes: Sequence[Episodes | None],
-    ) -> tuple[EvalSplit, ...]:
-        """``validation``, and ``ood-<task>`` of each other task, with a number if a task occurs twice.
-
-        Args:
-            scores, renders, episodes: of ``task`` and each of ``ood``.
-        """
-        kinds = [f"ood-{other.name.replace(':', '-')}" for other in ood]
-        numbered = [
-            kind if kinds.count(kind) == 1 else f"{kind}-{kinds[: i + 1].count(kind)}" for i, kind in enumerate(kinds)
-        ]
-        named = zip(["validation", *numbered], [task, *ood], scores, renders, episodes, strict=True)
-        return tuple(cls(name, of.validation, score, render, one) for name, of, score, render, one in named)
 
 
 class Drawing(NamedTuple):
@@ -107,11 +72,12 @@ class Trainer:
     """A peer with its records, and with checkpoints in the same directory.
 
     Attributes:
+        splits: the problems to evaluate on, by the names that records give them; ``validation`` is the first.
         policy_of: loads the policy after so many rounds, on the CPU.
     """
 
     peer: Peer
-    splits: tuple[EvalSplit, ...]
+    splits: Mapping[str, Exam]
     records: Records
     policy_of: Callable[[int], Policy]
 
@@ -257,41 +223,32 @@ class Trainer:
         if step not in (0, last) and (not every or step % every):
             return
         done = PeerRun(self.records.directory).evaluated(step)  # before a resume
-        if due := [split for split in self.splits if split.name not in done]:
+        if due := {split: exam for split, exam in self.splits.items() if split not in done}:
             try:
                 say(self.evaluate(due))
             except Exception:
                 self.save_what_is_whole()
                 raise
 
-    def evaluate(self, splits: Sequence[EvalSplit]) -> Evaluated:
+    def evaluate(self, splits: Mapping[str, Exam]) -> Evaluated:
         """Record greedy pass@1 on each split."""
-        peer, accuracies, spreads = self.peer, dict[str, float](), list[float]()
-        for split in splits:
+        step, evaluations = self.peer.member.cursor.step, dict[str, Evaluation]()
+        for split, exam in splits.items():
             began = time.monotonic()
-            evaluation = Exam(
-                peer.policy,
-                peer.sampler,
-                split.problems,
-                [split.render(problem) for problem in split.problems],
-                split.score,
-                peer.decoding,
-                peer.recipe.sampling.batch_size,
-                split.episodes,
-            ).greedy()
+            evaluations[split] = evaluation = exam.greedy()
             summary = {
-                "step": peer.member.cursor.step,
-                "split": split.name,
+                "step": step,
+                "split": split,
                 "accuracy": evaluation.accuracy,
-                "problems": len(split.problems),
+                "problems": len(evaluation.problems),
                 "reward_std": evaluation.reward_std,
                 "mean_length": evaluation.mean_length,
                 "seconds": time.monotonic() - began,
             }
             self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
-            accuracies[split.name] = evaluation.accuracy
-            spreads.append(evaluation.reward_std)
-        return Evaluated(peer.member.cursor.step, accuracies, problems=len(splits[0].problems), reward_std=spreads[0])
+        first = next(iter(evaluations.values()))
+        accuracies = {split: evaluation.accuracy for split, evaluation in evaluations.items()}
+        return Evaluated(step, accuracies, problems=len(first.problems), reward_std=first.reward_std)
 
     def save_what_is_whole(self) -> None:
         """After an error, save the finished rounds. A second error, from saving, is not reported."""
@@ -324,7 +281,7 @@ class Trainer:
     def close(self) -> None:
         """Release the sampler, the environments and the trackers."""
         self.peer.sampler.close()
-        for split in self.splits:
-            if split.episodes is not None:
-                split.episodes.close()
+        for exam in self.splits.values():
+            if exam.episodes is not None:
+                exam.episodes.close()
         self.records.close()
