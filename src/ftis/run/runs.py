@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -118,9 +118,12 @@ def run(
                         pass
         may_claim(directory, resume, recipe, tasks=tasks)  # refuses before a lock makes a directory
         for arm in arms:
-            with _locked(directory, arm):
+            locks = swarm_locks(directory, arm)
+            with ExitStack() as held:
+                for lock in locks:
+                    held.enter_context(locked(lock, LOCK_PATIENCE))
                 if arm is arms[0]:  # held already, so that no other recipe takes the directory from now on
-                    goes_on = claim(directory, resume, recipe, tasks=tasks, held=swarm_locks(directory, arm))
+                    goes_on = claim(directory, resume, recipe, tasks=tasks, held=locks)
                     if not peer:  # an experiment has said so for its jobs
                         say(Planned((goes_on or f"a new run in {directory}",)))
                 if not _run_arm(directory, arm, placed(say, arm=arm.name), stop):
@@ -141,8 +144,8 @@ def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
     unfinished = [(swarm, resume_step(place, swarm)) for swarm in arm.swarms if not is_finished(place, swarm)]
     for swarm, step in unfinished:
         if not step:
-            _check_nothing_is_lost(directory / arm.name, swarm)
-        if again := repeats(directory / arm.name, swarm, step):
+            _check_nothing_is_lost(place, swarm)
+        if again := repeats(place, swarm, step):
             say(Planned((again,)))
     if not unfinished:
         return True
@@ -159,7 +162,7 @@ def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
                 arm=arm.name,
                 recipe=_on_device(swarm, peer, arm.first + arm.peers.index(peer.name)),
                 peer=peer.name,
-                directory=directory / arm.name / peer.name,
+                directory=place / peer.name,
                 resume_step=step,
                 threads=threads_of(arm.recipe, cores()),
             )
@@ -221,8 +224,9 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
                     trainer = opened.enter_context(closing(open_peer(job)))
                     if leave:
                         offload.add(peer.name, trainer.peer.policy, keeps_base=frozen_base(peer) in shared)
-                    heard = _heard(placed(say, peer=peer.name), offload, peer.name)
-                    rounds[peer.name] = trainer.train(heard, stop.is_set)
+                    rounds[peer.name] = trainer.train(
+                        _heard(placed(say, peer=peer.name), offload, peer.name), stop.is_set
+                    )
                     after_turn()  # it has drawn at load
                 in_turns(rounds, offload.take_turn, after_turn)
 
@@ -241,15 +245,13 @@ def _heard(say: Say, offload: Offload, peer: str) -> Say:
 def _run_in_processes(jobs: Sequence[PeerJob], computing: int, say: Say, stop: Stop) -> None:
     """Train each peer in a process of its own. This process carries their messages, and says who computes.
 
-    A peer that fails stops the others, and its error is raised here.
-
     Args:
         computing: how many compute at a time.
     """
     swarms = _by_swarm(jobs)
     turns = Turns([[job.peer for job in members] for members in swarms], computing)
     in_processes = [Job(job.peer, run_peer_process, (job,), asks=True) for job in jobs]
-    run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume", answers=turns)
+    run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume", turns=turns)
 
 
 def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing | None], Collected | None]) -> None:
@@ -271,33 +273,18 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
 
 
 def peer_lock(directory: Path) -> Path:
-    """The lock that a process of its own holds while it trains one peer.
-
-    Args:
-        directory: of the peer in an arm of a run.
-    """
+    """The lock that a process of its own holds while it trains the peer of this directory."""
     return directory.with_name(f".{directory.name}.lock")
 
 
 def resume_step(directory: Path, swarm: Recipe) -> int:
-    """The newest step that every peer of the swarm can go on from; 0 is the beginning.
-
-    Args:
-        directory: of the arm in a run.
-    """
+    """The newest step that every peer of a swarm, in its arm's directory, can go on from; 0 is the beginning."""
     common = set.intersection(*(set(saved_steps(directory / peer.name)) for peer in swarm.peers))
     return max(common, default=0)
 
 
 def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
-    """Refuse to start a swarm anew over the records of a peer that trained longer than to its first checkpoint.
-
-    Args:
-        directory: of the arm in a run.
-
-    Raises:
-        RunError: somebody deleted its checkpoints.
-    """
+    """Refuse to start a swarm anew over records from after a first checkpoint. Somebody deleted the checkpoints."""
     first = longest_unsaved(directory.parent, directory.name, swarm.training.save_every)
     for peer in swarm.peers:
         path = directory / peer.name
@@ -328,30 +315,13 @@ def repeats(directory: Path, swarm: Recipe, step: int) -> str:
     return f"{', '.join(names)}: {which} again, since {newest if step else 'there is no checkpoint yet'}{why}"
 
 
-@contextmanager
-def _locked(directory: Path, arm: Arm) -> Iterator[None]:
-    """Hold an arm, or a part of it: a lock per swarm, so that others can be run meanwhile."""
-    with ExitStack() as held:
-        for lock in swarm_locks(directory, arm):
-            held.enter_context(locked(lock, LOCK_PATIENCE))
-        yield
-
-
 def swarm_locks(directory: Path, arm: Arm) -> list[Path]:
-    """The locks of an arm's swarms, or of those of a part of it.
-
-    Args:
-        directory: of the run.
-    """
+    """The locks of an arm, or of a part of it: one per swarm, so that others can be run meanwhile."""
     return [swarm_lock(directory / arm.name, swarm) for swarm in arm.swarms]
 
 
 def swarm_lock(directory: Path, swarm: Recipe) -> Path:
-    """The lock that a process holds while it trains the peers of a swarm. No peer's name holds an @.
-
-    Args:
-        directory: of the arm in a run.
-    """
+    """The lock, in its arm's directory, that a process holds while it trains a swarm. No peer's name holds an @."""
     return directory / f".lock@{swarm.peers[0].name}"
 
 

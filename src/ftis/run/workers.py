@@ -27,6 +27,7 @@ from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
 from ftis.recipe.arms import RunError
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import AskedToStop, Event, Failed, Say
+from ftis.run.together import Turns
 
 POLL_SECONDS = 0.2
 PRELOADED = "ftis.run.experiments"
@@ -110,39 +111,8 @@ def interrupts(say: Say, stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Answers(Protocol):
-    """The answers to the questions of running jobs; see :class:`ftis.run.together.Turns`."""
-
-    def asks(self, label: str, question: Any) -> None:
-        """The job ``label`` asks, and waits."""
-
-    def left(self, label: str) -> None:
-        """The job ``label`` has ended."""
-
-    def next(self) -> Sequence[tuple[str, Any]]:
-        """The jobs to answer now, each with its answer."""
-
-
-class Unasked:
-    """The answers to jobs that ask nothing."""
-
-    def asks(self, label: str, question: Any) -> None:
-        raise AssertionError(f"{label} asks {question!r}")
-
-    def left(self, label: str) -> None:
-        pass
-
-    def next(self) -> Sequence[tuple[str, Any]]:
-        return ()
-
-
 def run_jobs(
-    jobs: Sequence[Job],
-    at_a_time: int,
-    say: Say,
-    stop: Stop,
-    remedy: str,
-    answers: Answers = Unasked(),  # noqa: B008
+    jobs: Sequence[Job], at_a_time: int, say: Say, stop: Stop, remedy: str, turns: Turns | None = None
 ) -> None:
     """Run all jobs, ``at_a_time`` at a time, and return when none runs any more.
 
@@ -152,15 +122,15 @@ def run_jobs(
     Args:
         stop: set by the first Ctrl-C.
         remedy: of a process that died; the end of the message.
-        answers: answers the jobs' questions.
+        turns: answers the questions of jobs that ask.
 
     Raises:
         RunError: a job failed or its process died.
     """
     if not jobs:
         return
-    context = _context()
-    waiting, running = deque(jobs), dict[str, Worker]()
+    context, waiting, running = _context(), deque(jobs), dict[str, Worker]()
+    turns = turns or Turns([[job.label for job in jobs]], 0)  # nobody asks
     failure: str | None = None
     asked = False
     with interrupts(say, stop):
@@ -178,7 +148,7 @@ def run_jobs(
                     ended = not worker.process.is_alive()  # asked first: the pipe then holds all that will ever come
                     for message in _heard(worker.pipe):
                         if isinstance(message, Asked):
-                            answers.asks(label, message.question)
+                            turns.asks(label, message.question)
                         elif isinstance(message, Failed):
                             failure = failure or message.message
                         else:
@@ -186,21 +156,19 @@ def run_jobs(
                     if ended:
                         del running[label]
                         worker.pipe.close()
-                        answers.left(label)
-                        code = worker.process.exitcode
-                        if code:
-                            died = f"the process of {label} died (exit code {code})"
+                        turns.left(label)
+                        if code := worker.process.exitcode:
                             failure = failure or (
-                                f"{died}: see whether memory ran out, whether a function of yours ends its process, "
-                                f'and whether a script of yours trains outside if __name__ == "__main__":, then '
-                                f"{remedy}"
+                                f"the process of {label} died (exit code {code}): see whether memory ran out, whether "
+                                f"a function of yours ends its process, and whether a script of yours trains outside "
+                                f'if __name__ == "__main__":, then {remedy}'
                             )
-                while replies := answers.next():
+                while replies := turns.next():
                     for label, reply in replies:
                         if label in running:
                             _send(running[label], Answered(reply))
                         else:
-                            answers.left(label)
+                            turns.left(label)
         finally:
             for worker in running.values():
                 worker.process.kill()
