@@ -34,9 +34,9 @@ class SwarmJob:
     Attributes:
         recipe: under this seed, with all arms.
         part: the swarm, as a part of its arm.
-        rounds_left: rounds that its peers have not finished, all peers together.
+        rounds_left: of all its peers together.
         finished: no round is left, and no evaluation.
-        guess: seconds of one round of one peer, as guessed before any is measured.
+        guess: seconds of one round of one peer.
     """
 
     recipe: Recipe
@@ -82,7 +82,9 @@ def run_experiment(
     todo = [job for job in all_jobs if not job.finished]
     left = {job.label: (job.part.name, job.rounds_left // len(job.part.peers)) for job in todo}
     say(JobsKnown(len(all_jobs), len(all_jobs) - len(todo), left, jobs))
-    in_processes = [Job(job.label, run_swarm_process, (job.recipe, job.part.name, job.part.peers[0])) for job in todo]
+    in_processes = [
+        Job(job.label, run_swarm_process, (job.label, job.recipe, job.part.name, job.part.peers[0])) for job in todo
+    ]
     run_jobs(in_processes, jobs, say, stop, "start the experiment again to go on with it")
     return not stop.is_set()
 
@@ -108,10 +110,8 @@ def jobs_of(recipe: Recipe, seeds: Sequence[int]) -> list[SwarmJob]:
     return sorted(found, key=lambda job: -job.rounds_left * job.guess)
 
 
-def run_swarm_process(recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop) -> None:
+def run_swarm_process(label: str, recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop) -> None:
     """Run the swarm that ``peer`` is in, in one arm of an experiment under one seed."""
-    (whole,) = arms_of(recipe, (arm,))
-    label = SwarmJob(recipe, whole.part_of(peer), 0, False, 0.0).label
     say_where = placed(say, job=label)
     try:
         finished = run(recipe, resume=True, only=(arm,), peer=peer, say=say_where, stop=stop)
