@@ -16,7 +16,6 @@ from torch import Tensor
 
 import ftis
 from ftis.config import TaskConfig
-from ftis.library import Table
 from ftis.objectives import OBJECTIVES
 from ftis.prompts import Task
 from ftis.recipe.own_code import give
@@ -93,17 +92,6 @@ def test_a_reward_of_a_notebook_s_cell_trains(keys: dict[str, Any]) -> None:
     results = ftis.train(keys, quiet=True, reward=cell["evens"], training={**keys["training"], "rounds": 1})
     assert results
     assert all(0 <= row["reward"] <= 1 for row in results.rounds)
-
-
-def test_a_table_becomes_a_data_frame_where_there_is_pandas() -> None:
-    rows = [{"peer": "a", "accuracy": 0.5}, {"peer": "b", "accuracy": 0.25, "step": 1}]
-    try:
-        import pandas  # type: ignore[import-untyped]
-    except ImportError:
-        with pytest.raises(ftis.FtisError, match="pip install pandas"):
-            Table(rows).to_pandas()
-    else:
-        pandas.testing.assert_frame_equal(Table(rows).to_pandas(), pandas.DataFrame(rows))
 
 
 def test_preflight_looks_at_a_function_of_a_notebook(keys: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from ftis.check.plan import plan, to_join
 from ftis.check.preflight import Sounding
 from ftis.check.preflight import preflight as sound_peers
-from ftis.config import FtisError, Recipe, RecipeError
+from ftis.config import Recipe, RecipeError
 from ftis.objectives import Objective
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import give
@@ -28,7 +28,7 @@ from ftis.recipe.parsing import dotted, parse, set_key, split_override, with_arm
 from ftis.recipe.parsing import load as load_file
 from ftis.records.events import Planned, Say, unheard
 from ftis.records.files import checkpoint_path, saved_steps
-from ftis.records.reading import Run, read_run
+from ftis.records.reading import read_run
 from ftis.rewards.answers import require_rewardable
 from ftis.run.assembly import examine
 from ftis.run.evaluate import EvalSamples, Evaluation, Exam
@@ -45,26 +45,10 @@ RecipeLike = str | Path | Mapping[str, Any] | Recipe
 """A recipe's path, its keys as a mapping, or a recipe."""
 Overrides = Iterable[str] | Mapping[str, Any]
 """``key=value`` as the command line takes it, one or several, or dotted keys with their values."""
+Rows = list[dict[str, Any]]
+"""Rows of a table, as ``pandas.DataFrame`` takes them."""
 SHORT = {"reward": "function", "task": "name", "objective": "name"}
 """The key of a section that a single value sets: ``reward=f`` sets ``reward.function``."""
-
-
-class Table(list[dict[str, Any]]):
-    """Rows of a table."""
-
-    def to_pandas(self) -> Any:
-        """The same as a pandas.DataFrame.
-
-        Raises:
-            FtisError: pandas is not installed.
-        """
-        try:
-            import pandas  # type: ignore[import-untyped]
-        except ImportError:
-            raise FtisError(
-                "a table becomes a DataFrame by pandas, which is not installed: pip install pandas"
-            ) from None
-        return pandas.DataFrame(self)
 
 
 @dataclass(frozen=True)
@@ -83,35 +67,31 @@ class Results:
         return self.finished
 
     @property
-    def accuracies(self) -> Table:
+    def accuracies(self) -> Rows:
         """A row for each evaluation: arm, peer, split, step (finished rounds), accuracy in 0 … 1, problems."""
-        return Table(
+        return [
             {"arm": arm, "peer": peer, **vars(row)}
-            for (arm, peer), records in self._run.peers.items()
+            for (arm, peer), records in read_run(self.directory).peers.items()
             for row in records.evaluations
-        )
+        ]
 
     @property
-    def rounds(self) -> Table:
+    def rounds(self) -> Rows:
         """A row for each round of a peer: arm, peer, and the keys of ``metrics.jsonl``."""
-        return Table(
+        return [
             {"arm": arm, "peer": peer, **row.measures}
-            for (arm, peer), records in self._run.peers.items()
+            for (arm, peer), records in read_run(self.directory).peers.items()
             for row in records.rounds
-        )
+        ]
 
     @property
     def models(self) -> dict[str, dict[str, Path]]:
         """The directory of each peer's newest model, by arm and peer."""
         found: dict[str, dict[str, Path]] = {}
-        for (arm, peer), records in self._run.peers.items():
+        for (arm, peer), records in read_run(self.directory).peers.items():
             if steps := saved_steps(records.directory):
                 found.setdefault(arm, {})[peer] = checkpoint_path(records.directory, max(steps))
         return found
-
-    @property
-    def _run(self) -> Run:
-        return read_run(self.directory)
 
 
 def load(recipe: RecipeLike, overrides: Overrides = (), **keys: Any) -> Recipe:
@@ -250,7 +230,7 @@ def join(
     with _shown(quiet, say) as shown, interrupts(shown, ending):
         able = ready(loaded, peer, arm=arm, resume=resume, overwrite=overwrite)
         shown(Planned(tuple(to_join(able))))
-        finished = join_swarm(loaded, peer, resume=resume, overwrite=overwrite, say=shown, stop=ending, able=able)
+        finished = join_swarm(able, resume=resume, overwrite=overwrite, say=shown, should_stop=ending.is_set)
     return Results(able.directory, finished)
 
 
