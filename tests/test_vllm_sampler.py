@@ -31,7 +31,7 @@ from ftis.engines.machine import in_background
 from ftis.engines.samplers import open_sampler
 from ftis.policy import Policy
 from ftis.recipe.parsing import parse
-from ftis.run.join import join
+from ftis.run.join import join, ready
 from ftis.sampling import Decoding
 
 PROMPTS = [np.array(ids, np.int32) for ids in ([1, 20, 30, 14], [1, 20, 31], [1, 20, 31])]
@@ -195,7 +195,7 @@ def two_with_a_server(place: Path, model: Path, url: str) -> Recipe:
 WAYS: dict[str, Callable[[Recipe], object]] = {
     "train, in turns": lambda recipe: ftis.train(recipe.model_copy(update={"processes": "inline"})),
     "train, in processes": lambda recipe: ftis.train(recipe.model_copy(update={"processes": "parallel"})),
-    "join": lambda recipe: join(recipe, "a"),
+    "join": lambda recipe: join(ready(recipe, "a")),
     "preflight": lambda recipe: sound(recipe, "a", 2, Path(recipe.output_dir)),
 }
 

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
@@ -49,9 +49,8 @@ def peer_directory(recipe: Recipe, peer: str) -> Path:
     return run_directory(recipe).with_name(f"{run_directory(recipe).name}-{peer}")
 
 
-def identity_directory(recipe: Recipe, peer: str) -> Path:
-    """The directory of files that outlive ``--overwrite``, so that the others still know the peer."""
-    run = peer_directory(recipe, peer)
+def identity_directory(run: Path) -> Path:
+    """The directory beside a joined run, of files that outlive ``--overwrite``: the others still know the peer."""
     return run.with_name(f"{run.name}.identity")
 
 
@@ -69,33 +68,22 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
         there = ", ".join(arm.name for arm in together) or "none"
         alone = f"the peers of arm {name!r} train alone; " if name else ""
         raise RecipeError(f"{alone}arms whose peers learn together: {there}; name one of them as the arm (--arm)")
-    swarm = arms[0].swarm_of(peer)
-    if swarm.training.foreign_failures is None:  # the others may be strangers
-        training = swarm.training.model_copy(update={"foreign_failures": False})
-        swarm = swarm.model_copy(update={"training": training})
-    return arms[0].name, swarm
+    return arms[0].name, _unless_said(arms[0].swarm_of(peer), "foreign_failures", False)
 
 
-def guarded(swarm: Recipe) -> Recipe:
-    """The recipe with the no-regret guard of a peer among strangers, unless it says otherwise."""
-    if swarm.training.no_regret is not None:
+def _unless_said(swarm: Recipe, key: str, value: object) -> Recipe:
+    """The recipe with a key of ``training`` for a peer among strangers, unless it says otherwise."""
+    if getattr(swarm.training, key) is not None:
         return swarm
-    training = swarm.training.model_copy(update={"no_regret": NO_REGRET})
-    return swarm.model_copy(update={"training": training})
-
-
-def own_part(arm: str, swarm: Recipe, peer: str) -> Arm:
-    """An arm of this peer alone in its swarm, since nobody needs the others' models."""
-    return Arm(ArmConfig(name=arm), swarm.of_swarm({peer}), (swarm,))
+    return swarm.model_copy(update={"training": swarm.training.model_copy(update={key: value})})
 
 
 class Ready(NamedTuple):
     """A peer that can join its swarm.
 
     Attributes:
-        arm: the name of the arm.
         swarm: the recipe of the peers that it learns with, itself among them.
-        own: :func:`own_part` of it, checked.
+        own: an arm of this peer alone in that swarm, checked: nobody needs the others' models.
         directory: of its run.
     """
 
@@ -119,25 +107,28 @@ def ready(
     overwrite: bool = False,
     back_to: int | None = None,
 ) -> Ready:
-    """Refuse as :func:`join` does before it connects, and write nothing. The arguments are the same.
+    """The peer ``name``, ready to join its swarm. Nothing is written.
 
     Args:
+        arm: by default the only one whose peers learn together.
+        resume, overwrite: as for :func:`join`.
         back_to: the step to which the run is about to go back.
 
     Raises:
         FtisError: something is wrong with the recipe, the model, the keys, the endpoints or the run directory.
     """
     arm_name, swarm = choose_arm(recipe, name, arm)
-    swarm = guarded(swarm)
+    swarm = _unless_said(swarm, "no_regret", NO_REGRET)
     # The number goes into recipe.json: sums over another number of threads differ in their last bits, and a replay has
     # to use the same.
     on_one_machine = not swarm.network.listen and not swarm.network.connect
     threads = threads_of(swarm, cores()) if on_one_machine else swarm.threads or cores()
     swarm = swarm.model_copy(update={"threads": threads})
     check_endpoints(swarm.network)  # before the check of models and problems, which takes a while
+    directory = peer_directory(recipe, name)
     if swarm.network.roster is not None or swarm.network.key is not None or not swarm.network.open:
-        credentials(swarm, name, identity_directory(recipe, name))
-    own, directory = check([own_part(arm_name, swarm, name)]), peer_directory(recipe, name)
+        credentials(swarm, name, identity_directory(directory))
+    own = check([Arm(ArmConfig(name=arm_name), swarm.of_swarm({name}), (swarm,))])
     if (lock := directory / arm_name / ".lock").exists():
         with locked(lock, 0):
             pass
@@ -147,30 +138,24 @@ def ready(
 
 
 def join(
-    recipe: Recipe,
-    name: str,
+    able: Ready,
     *,
-    arm: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     say: Say = unheard,
-    stop: threading.Event | None = None,
-    able: Ready | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train peer ``name`` with the others of its swarm, over the network. Returns False if stopped before the end.
+    """Train a peer with the others of its swarm, over the network. Returns False if stopped before the end.
 
     Args:
-        able: of :func:`ready`, if the caller has called it.
+        overwrite: delete an earlier run first.
 
     Raises:
-        FtisError: something is wrong with the recipe, the model, the keys, the network or the run directory.
-            Earlier records stay.
+        FtisError: something is wrong with the keys, the network or the run directory. Earlier records stay.
     """
-    stop = stop or threading.Event()
-    able = able or ready(recipe, name, arm=arm, resume=resume, overwrite=overwrite)
-    arm_name, swarm, directory = able.arm, able.swarm, able.directory
-    config = swarm.peer(name)
-    key, roster = credentials(swarm, name, identity_directory(recipe, name))
+    arm_name, swarm, (config,), directory = able.arm, able.swarm, able.recipe.peers, able.directory
+    name, identity = config.name, identity_directory(directory)
+    key, roster = credentials(swarm, name, identity)
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
@@ -191,10 +176,9 @@ def join(
         accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
         trainer = assemble(swarm, name, place, resume_step=step, records=records, networked=True)
         member, tokenizer = trainer.peer.member, trainer.peer.policy.tokenizer
-        identity = identity_directory(recipe, name)
         with (
             closing(trainer),
-            in_network(member, tokenizer, place, identity, key, roster, log, stop.is_set) as network,
+            in_network(member, tokenizer, place, identity, key, roster, log, should_stop) as network,
         ):
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 network.catch_up(member.cursor.step)
@@ -210,7 +194,7 @@ def join(
 
             rounds = trainer.train(
                 hear,
-                stop.is_set,
+                should_stop,
                 network.catch_up,
                 # Messages arrive while the peer samples ahead.
                 lambda sent: arriving.append(in_background(partial(network.offer_and_collect, sent), "exchange")),

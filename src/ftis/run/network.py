@@ -73,14 +73,40 @@ def in_network(
         place: the peer's directory; its own messages are kept under ``outbox``.
         identity: the directory that counts how often the peer was started.
         key, roster: as of :func:`credentials`.
+        log: called with each event, from several threads.
+        should_stop: asked while waiting.
 
     Raises:
         FtisError: the network cannot be opened, or the count cannot be read.
     """
     incarnation = next_incarnation(identity / "incarnation")
-    recipe = member.recipe
+    recipe, limits = member.recipe, member.admitter.terms.limits
+    facts = agreement(recipe, member.task.digest, WIRE_VERSION) | agreed_modules(recipe)
+    facts["problems"] = f"{_file_of(recipe.task)}, {len(member.task.train)} problems"
+    if recipe.network.allow_other_code:
+        facts["allow_other_code"] = True
+    # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
+    facts["roster"] = roster_digest(roster)
+    if recipe.exchange != "text":
+        facts["tokenizer"] = member.header.tokenizer
+        if isinstance(player := member.admitter.episodes, Player):
+            facts["answers"] = player.spelling
     log.status["tokenizer"] = member.header.tokenizer
-    with network_exchange(member, place, key, roster, incarnation, log, should_stop) as exchange:
+    with NetworkExchange(
+        recipe,
+        member.name,
+        run=run_id(facts),
+        facts=facts,
+        key=key,
+        roster=roster,
+        max_bytes=limits.max_bytes,
+        max_items=limits.max_groups,
+        outbox=place / "outbox",
+        incarnation=incarnation,
+        should_stop=should_stop,
+        say=log,
+        status=log.status,
+    ) as exchange:
         for line in ways_in(recipe.network):
             log(NetworkEvent("listens", line, member.cursor.step))
         lacks = set(recipe.sampling.end_tokens) - tokenizer.get_vocab().keys()
@@ -110,49 +136,3 @@ def _file_of(task: TaskConfig) -> str:
     """The name of the file with a task's training problems, or the task's name if there is none."""
     train = files(task)[0] if task.name == "jsonl" else Path(task.path or task.name)
     return train.name if train is not None else task.name
-
-
-def network_exchange(
-    member: Member,
-    place: Path,
-    key: Ed25519PrivateKey,
-    roster: Roster | None,
-    incarnation: int,
-    log: EventLog,
-    should_stop: Callable[[], bool],
-) -> NetworkExchange:
-    """A member's end of its run's network, not yet opened.
-
-    Args:
-        place: the peer's directory; its own messages are kept under ``outbox``.
-        roster: public keys by name; None in an open swarm.
-        log: called with each event, from several threads.
-        should_stop: asked while waiting.
-    """
-    recipe = member.recipe
-    facts = agreement(recipe, member.task.digest, WIRE_VERSION) | agreed_modules(recipe)
-    facts["problems"] = f"{_file_of(recipe.task)}, {len(member.task.train)} problems"
-    if recipe.network.allow_other_code:
-        facts["allow_other_code"] = True
-    # Peers with other keys are another swarm. So is the same recipe when it is run again with new keys.
-    facts["roster"] = roster_digest(roster)
-    if recipe.exchange != "text":
-        facts["tokenizer"] = member.header.tokenizer
-        if isinstance(player := member.admitter.episodes, Player):
-            facts["answers"] = player.spelling
-    limits = member.admitter.terms.limits
-    return NetworkExchange(
-        recipe,
-        member.name,
-        run=run_id(facts),
-        facts=facts,
-        key=key,
-        roster=roster,
-        max_bytes=limits.max_bytes,
-        max_items=limits.max_groups,
-        outbox=place / "outbox",
-        incarnation=incarnation,
-        should_stop=should_stop,
-        say=log,
-        status=log.status,
-    )
