@@ -37,12 +37,7 @@ from ftis.cli_options import (
     go_back,
     step_of,
 )
-from ftis.config import (
-    FtisError,
-    Recipe,
-    did_you_mean,
-    nearest,
-)
+from ftis.config import FtisError, Recipe, nearest
 from ftis.engines.machine import keep_freed_memory, name_places_of_crashes, share_cores
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
@@ -66,16 +61,6 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"ftis {version()}")
         raise typer.Exit
-
-
-Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")]
-Jobs = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="With --seeds: swarms at a time; 0: one per core, as memory allows; large models on a GPU in turn.",
-    ),
-]
 
 
 @app.callback()
@@ -252,12 +237,18 @@ def preflight(
 def train(
     recipe: RecipeFile,
     set_: Overrides = None,
-    arm: Arms = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this arm. Repeatable.")] = None,
     seeds: Annotated[
         str | None,
         typer.Option(metavar="N|FIRST-LAST", help="Compare under seeds 0 … N−1, or those of a range such as 5-9."),
     ] = None,
-    jobs: Jobs = 0,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="With --seeds: swarms at a time; 0: one per core, as memory allows; large models on a GPU in turn.",
+        ),
+    ] = 0,
     dry_run: DryRun = False,
     resume: Resume = None,
     overwrite: Overwrite = False,
@@ -293,24 +284,8 @@ def train(
     if dry_run:
         return
     if resume and not directory.exists():
-        there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
-        near = did_you_mean(directory.name, there)
-        console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
+        console.print(f"--resume: there is no {directory} to resume, so it begins")
     _train(loaded, arms, resume is not None, overwrite)
-
-
-@app.command(hidden=True)
-def experiment(
-    recipe: RecipeFile,
-    seeds: Annotated[str, typer.Option(metavar="N|FIRST-LAST")] = "5",
-    jobs: Jobs = 0,
-    arm: Arms = None,
-    set_: Overrides = None,
-    dry_run: DryRun = False,
-) -> None:
-    """Do what ``ftis train --seeds`` does. The name is gone in the next release."""
-    console.print(f"ftis experiment is called ftis train --seeds {seeds} now; the next release has no experiment")
-    _compare(for_seeds(recipe, set_ or []), tuple(arm or ()), seeds, jobs, dry_run)
 
 
 def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
@@ -355,7 +330,7 @@ def seeds_of(text: str) -> range:
     return seeds
 
 
-def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool = False) -> None:
+def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool) -> None:
     """Train the arms under every seed; print and write their comparison."""
     from ftis.recipe.arms import experiment_directory, keep_arms
     from ftis.records.files import read_json
@@ -492,10 +467,6 @@ def evaluate_model(
         write_jsonl(output, rows)
 
 
-DTYPES = ("bfloat16", "float16")
-"""The dtypes to which ``ftis export`` rounds float32 weights."""
-
-
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's directory, or a checkpoint in it.", show_default=False)],
@@ -510,11 +481,7 @@ def export(
         str, typer.Option(metavar="float32|bfloat16|float16", help="Of the weights; training has float32.")
     ] = "float32",
     gguf: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CONVERTER",
-            help="Add a GGUF file by llama.cpp's convert_hf_to_gguf.py.",
-        ),
+        Path | None, typer.Option(metavar="CONVERTER", help="Add a GGUF file by llama.cpp's convert_hf_to_gguf.py.")
     ] = None,
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it too, as private.")] = None,
 ) -> None:
@@ -522,8 +489,8 @@ def export(
 
     transformers, vLLM and the converter of llama.cpp load it.
     """
-    if dtype not in ("float32", *DTYPES):
-        raise typer.BadParameter(f"--dtype {dtype}: take float32, {' or '.join(DTYPES)}")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter(f"--dtype {dtype}: take float32, bfloat16 or float16")
     with busy(LOADING):
         from ftis.run import export as exporting
         from ftis.view.card import card
@@ -542,8 +509,6 @@ def export(
     console.print(f"{place}: {found.peer.name} of {found.arm} after round {found.step}, with a model card (README.md)")
     if adapter:
         console.print("it is a LoRA adapter, which needs its base; --merge and another --to make a model of both")
-    elif dtype == "float32" and (of_base := exporting.dtype_of_base(found)) in DTYPES:
-        console.print(f"its weights are in float32, and those of its base in {of_base}: --dtype {of_base} rounds them")
     if gguf:
         with busy("writing the GGUF file"):
             file = exporting.to_gguf(place, gguf, dtype)

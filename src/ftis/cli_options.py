@@ -85,14 +85,11 @@ def step_of(resume: str | None) -> int | None:
     return None if resume in (None, NEWEST) else int(resume)
 
 
-def go_back(directory: Path, step: int | None, arms: tuple[str, ...], dry_run: bool = False) -> None:
-    """Undo the rounds after ``step``, if there is one, and print the removed files."""
+def go_back(directory: Path, step: int, arms: tuple[str, ...], dry_run: bool) -> None:
+    """Undo the rounds after ``step``, and print the removed files."""
     from ftis.run.rollback import roll_back
 
-    if step is None:
-        return
-    rollback = roll_back(directory, step, arms, dry_run=dry_run)
-    for line in [*rollback.lines(), *(f"would delete {path}" for path in rollback.removed() if dry_run)]:
+    for line in roll_back(directory, step, arms, dry_run).lines(with_files=dry_run):
         console.print(line)
 
 

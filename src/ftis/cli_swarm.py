@@ -81,7 +81,8 @@ def join(
     if dry_run or step is not None:
         with busy(CHECKING):
             able = ready(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, back_to=step)
-        go_back(able.directory, step, (able.arm,), dry_run)
+        if step is not None:
+            go_back(able.directory, step, (able.arm,), dry_run)
         if dry_run:
             with busy(MEASURING):
                 lines = [*to_join(able), *estimate(able.own.arms), *compared(able)]

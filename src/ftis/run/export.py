@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ftis.config import FtisError, PeerConfig, Recipe, SamplingConfig, first_line
-from ftis.engines.models import generation_defaults, load_config, load_model, load_tokenizer
+from ftis.config import PeerConfig, Recipe, SamplingConfig, first_line
+from ftis.engines.models import generation_defaults, load_model, load_tokenizer
 from ftis.engines.places import looks_local
-from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.recipe.arms import RunError
 from ftis.records.files import checkpoint_path, partial_directory, read_json, saved_steps
@@ -110,13 +108,6 @@ def require_base_on_hub(trained: Trained) -> None:
     base = read_json(trained.checkpoint / "adapter_config.json")["base_model_name_or_path"]
     if looks_local(base):
         raise RunError(f"the adapter's base is {base}, which others do not have: add --merge to upload a whole model")
-
-
-def dtype_of_base(trained: Trained) -> str:
-    """The dtype in which the base's files have their weights, as "bfloat16"; "" if they do not say."""
-    with suppress(FtisError, OSError, ValueError):
-        return str(load_config(starters.place_of(trained.peer.model)).dtype or "").removeprefix("torch.")
-    return ""
 
 
 def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "float32") -> None:

@@ -41,20 +41,13 @@ class SwarmDirectory:
         directory: of the arm in the run.
         recipe: of all peers of the swarm.
         peers: those whose records are here: one in a joined run.
-        joined: whether the others are on machines of their own.
+        locks: of a process that trains one of these peers.
     """
 
-    arm: str
     directory: Path
     recipe: Recipe
     peers: tuple[str, ...]
-    joined: bool
-
-    def locks(self) -> list[Path]:
-        """The locks of a process that trains one of these peers."""
-        if self.joined:
-            return [self.directory / ".lock"]
-        return [swarm_lock(self.directory, self.recipe), *(peer_lock(self.directory / name) for name in self.peers)]
+    locks: list[Path]
 
 
 @dataclass(frozen=True)
@@ -78,10 +71,6 @@ class Undone:
     action: str
 
     @property
-    def name(self) -> str:
-        return self.records.name
-
-    @property
     def checkpoints(self) -> list[int]:
         """The steps of the checkpoints to delete, ascending."""
         return [step for step in saved_steps(self.records.directory) if step > self.step]
@@ -98,7 +87,7 @@ class Undone:
 
     def lines(self) -> Iterator[str]:
         """The step that the peer goes back to and the senders that stay accused, in lines for people."""
-        place = f"{self.arm}, {self.name}"
+        place = f"{self.arm}, {self.records.name}"
         yield f"{place}: from step {self.finished} to step {self.step}"
         for sender, accusation in self.accused.items():
             found = f"{place}: {sender}, found in round {accusation['found'] + 1},"
@@ -116,23 +105,19 @@ class Rollback:
     """The changes of going back.
 
     Attributes:
-        peers: the rounds that each peer goes back over.
         stale: files that are made from the records of undone rounds.
     """
 
     peers: list[Undone]
     stale: list[Path]
 
-    def lines(self) -> Iterator[str]:
-        """The lines of all peers."""
+    def lines(self, with_files: bool) -> Iterator[str]:
+        """The changes in lines for people, perhaps with the files to delete."""
         for peer in self.peers:
             yield from peer.lines()
-
-    def removed(self) -> Iterator[str]:
-        """The files to delete, in lines for people."""
-        yield from map(str, self.stale)
-        for peer in self.peers:
-            yield from peer.removed()
+        if with_files:
+            for files in (map(str, self.stale), *(peer.removed() for peer in self.peers)):
+                yield from (f"would delete {file}" for file in files)
 
 
 def roll_back(directory: Path, step: int, arms: Sequence[str] = (), dry_run: bool = False) -> Rollback:
@@ -150,13 +135,12 @@ def roll_back(directory: Path, step: int, arms: Sequence[str] = (), dry_run: boo
     """
     swarms = _begun(directory, arms)
     with ExitStack() as held:
-        for lock in [] if dry_run else [lock for swarm in swarms for lock in swarm.locks()]:
+        for lock in [] if dry_run else [lock for swarm in swarms for lock in swarm.locks]:
             held.enter_context(locked(lock, 0))
         for swarm in swarms:
             _check_step(swarm, step)
         undone = [_undone(swarm, name, step) for swarm in swarms for name in swarm.peers]
-        stale = _derived(directory)
-        rollback = Rollback(undone, stale if any(peer.finished > step for peer in undone) else [])
+        rollback = Rollback(undone, _derived(directory) if any(peer.finished > step for peer in undone) else [])
         if not dry_run:
             _carry_out(directory, step, rollback)
     return rollback
@@ -169,9 +153,9 @@ def _begun(directory: Path, arms: Sequence[str]) -> list[SwarmDirectory]:
     for arm in arms_of(plan.recipe, tuple(arms)):
         place = directory / arm.name
         for recipe in arm.swarms:
-            here = tuple(name for name in plan.here([p.name for p in recipe.peers]) if (place / name).is_dir())
-            if here:
-                begun.append(SwarmDirectory(arm.name, place, recipe, here, plan.joined is not None))
+            if here := tuple(name for name in plan.here([p.name for p in recipe.peers]) if (place / name).is_dir()):
+                of_run = [swarm_lock(place, recipe), *(peer_lock(place / name) for name in here)]
+                begun.append(SwarmDirectory(place, recipe, here, [place / ".lock"] if plan.joined else of_run))
     if not begun:
         raise RunError(f"{directory} has no records of {', '.join(arms) or 'any arm'}: there is nothing to undo")
     return begun
@@ -202,7 +186,7 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
         if "honesty/found_in_round" in measures
     }
     return Undone(
-        arm=swarm.arm,
+        arm=swarm.directory.name,
         records=records,
         finished=max(newest, records.rounds[-1].step if records.rounds else 0, step),
         step=step,
@@ -233,7 +217,8 @@ def _carry_out(directory: Path, step: int, rollback: Rollback) -> None:
             accusations.write(peer.records.directory, step, peer.accused)
     if any(peer.finished > step for peer in undone):
         about = [
-            {"arm": peer.arm, "peer": peer.name, "from": peer.finished, "accused": peer.evidence} for peer in undone
+            {"arm": peer.arm, "peer": peer.records.name, "from": peer.finished, "accused": peer.evidence}
+            for peer in undone
         ]
         note_rollback(directory, {"to": step, "peers": about})
     for path in rollback.stale:
