@@ -186,13 +186,3 @@ def test_a_template_that_closes_the_thought_is_told(chat_model: Chat) -> None:
     assert "closes <think>…</think> before the completion begins (enable_thinking = false)" in line
     assert told(recipe_of(chat_model(template))) == []
     assert told(recipe_of(chat_model(template), think_tag="thought", **off)) == []
-
-
-def test_letters_that_a_tokenizer_drops_are_told(tiny_model_dir: TinyModelDir) -> None:
-    (line,) = told(recipe_of(tiny_model_dir(), template="{question} ÄÖ"))
-    assert "its tokenizer drops 2 of " in line
-    assert "äö" in line.lower()
-
-
-def test_a_shipped_recipes_prompts_need_no_remark() -> None:
-    assert told(recipe_of(Path("starter:small"), template="{question}=")) == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -74,11 +72,11 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
 
 
 def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> list[str]:
-    found = [_dropped(problem, recipe.prompt, tokenizer)]
-    if is_chat(recipe.prompt, tokenizer):
-        ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
-        found.append(_turn_without_end(problem, recipe.prompt, tokenizer, ends))
-        found += [_examples_cut(problem, recipe.prompt, tokenizer), _opened(problem, recipe, tokenizer)]
+    if not is_chat(recipe.prompt, tokenizer):
+        return []
+    ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
+    found = [_turn_without_end(problem, recipe.prompt, tokenizer, ends)]
+    found += [_examples_cut(problem, recipe.prompt, tokenizer), _opened(problem, recipe, tokenizer)]
     return [text for text in found if text]
 
 
@@ -191,25 +189,6 @@ def _size(place: str, tokenizer: Any) -> tuple[int | None, int | None]:
         config = with_tokens_of(place, tokenizer, load_config(place))
         return positions_of(config), getattr(config.get_text_config(decoder=True), "vocab_size", None)
     return None, None
-
-
-def _dropped(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
-    """Letters that a tokenizer of few tokens drops without a word."""
-    text = " ".join(message["content"] for message in conversation(problem, prompt)) + prompt.prefill
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    spelled = str(tokenizer.decode([id for id in ids if id != tokenizer.unk_token_id]))
-    if not (dropped := _letters(text) - _letters(spelled)):
-        return ""
-    return (
-        f"its tokenizer drops {dropped.total()} of {_letters(text).total()} letters of a prompt "
-        f"({excerpt(''.join(dropped))}), which the model never sees: let [prompt] and the questions be of what it can "
-        f"spell"
-    )
-
-
-def _letters(text: str) -> Counter[str]:
-    """The count of each letter, however it is written; without space."""
-    return Counter("".join(unicodedata.normalize("NFKC", text).casefold().split()))
 
 
 def _turn_without_end(problem: Prompt, prompt: PromptConfig, tokenizer: Any, ends: set[str]) -> str:
