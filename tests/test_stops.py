@@ -19,7 +19,7 @@ from ftis.admission import Admitter, Reason
 from ftis.config import RecipeError
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
-from ftis.engines.samplers import check_stop, open_sampler
+from ftis.engines.samplers import InPlace, check_stop, open_sampler
 from ftis.engines.stops import Stopping, StopStrings, cut_at, holds, stopped_at
 from ftis.policy import Policy
 from ftis.rollouts import Prompt, Rollout

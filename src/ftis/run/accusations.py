@@ -7,24 +7,19 @@ The file stands beside the peer's directory, so that it outlives a start from th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from ftis.config import FtisError
 from ftis.honesty.selection import HonestyTest
-from ftis.records.files import write_json
+from ftis.records.files import read_json, write_json
+from ftis.records.lines import damaged
 from ftis.records.reading import PeerRun
 from ftis.selection import Selection
 
 Accusation = Mapping[str, Any]
 """``found``, ``found_after`` and ``passages`` of :class:`ftis.honesty.selection.Sender`."""
-
-
-class AccusationError(FtisError):
-    """Accusations cannot be read."""
 
 
 def path_of(peer: Path) -> Path:
@@ -33,11 +28,7 @@ def path_of(peer: Path) -> Path:
 
 
 def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation]:
-    """The accusations in one round's measures, by sender. Their passages are text, not token ids.
-
-    Args:
-        by_source: the round's measures about each peer.
-    """
+    """The accusations in one round's measures about each peer, by sender. Their passages are text, not token ids."""
     return {
         sender: {
             "found": measures["honesty/found_in_round"] - 1,
@@ -72,7 +63,7 @@ def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
     If earlier accusations hold from an earlier step, these do too: a sender once found stays found.
 
     Raises:
-        AccusationError: as :func:`read`.
+        RecordsError: as :func:`read`.
     """
     earlier, _ = _document(peer)
     write_json(path_of(peer), {"step": min(step, earlier), "senders": senders})
@@ -84,7 +75,7 @@ def read(peer: Path, step: float) -> dict[str, Accusation]:
     So a replay from there decides as the recorded rounds did.
 
     Raises:
-        AccusationError: the file is damaged.
+        RecordsError: the file is damaged.
     """
     since, senders = _document(peer)
     return senders if step >= since else {}
@@ -96,9 +87,7 @@ def _document(peer: Path) -> tuple[float, dict[str, Accusation]]:
     if not path.exists():
         return inf, {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         return int(document["step"]), dict(document["senders"])
     except (ValueError, TypeError, KeyError) as error:
-        raise AccusationError(
-            f"{path} is damaged ({error!r}): restore it, or delete it to hear whom it accused again"
-        ) from error
+        raise damaged(path, error) from None

@@ -29,15 +29,19 @@ FREE_ON_RESUME = (
 )
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
 sets the honesty test's threshold; no other changes the numbers of honest peers."""
+BEGUN = ("*/*/evaluations.jsonl", "metrics.jsonl")
+"""The records of a run that has begun: of peers in arms, and of a TRL script. Without any there is nothing to lose."""
 NOTED = ("training.", "honesty.", "experiment.")
 """The beginnings of keys that a run and its pages go by. A change of one is recorded, and the run's recipe has it."""
+
+Differences = dict[str, tuple[Any, Any]]
+"""The dotted keys at which two recipes differ, with both values."""
 
 
 def claim(
     directory: Path,
     resume: bool,
     recipe: Recipe,
-    records: str = "*/*/evaluations.jsonl",
     *,
     trains: bool = True,
     tasks: Sequence[Task] = (),
@@ -53,7 +57,6 @@ def claim(
         :data:`NOTED` is written to the run's recipe and provenance.
 
     Args:
-        records: the files of a run that has begun; without any there is nothing to lose.
         trains: whether rounds follow. Then other code or another machine than before is noted.
         tasks: of the recipe, whose problems must be those that the run began with.
         joined: the one peer that trains here, if the others are on their own machines.
@@ -64,7 +67,7 @@ def claim(
         InUseError: another recipe trains there without records yet, or this one with other arms or values of
             :data:`NOTED`.
     """
-    differences = may_claim(directory, resume, recipe, records, tasks=tasks)
+    differences = may_claim(directory, resume, recipe, tasks=tasks)
     if differences is None:
         directory.mkdir(parents=True, exist_ok=True)
         about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
@@ -94,32 +97,32 @@ def may_claim(
     directory: Path,
     resume: bool,
     recipe: Recipe,
-    records: str = "*/*/evaluations.jsonl",
     *,
     tasks: Sequence[Task] = (),
     back_to: int | None = None,
     only: Sequence[str] = (),
-) -> tuple[list[str], dict[str, tuple[Any, Any]]] | None:
+) -> tuple[list[str], Differences] | None:
     """Refuse as :func:`claim` does, and write nothing. The arguments are the same.
 
     Args:
         back_to, only: the run is about to go back to this step, in these arms or in all.
 
     Returns:
-        as :func:`require_same_recipe`; None if no run is there.
+        the arms that the run has not yet, and the keys of :data:`NOTED` that differ; None if no run is there.
 
     Raises:
         RunError: a run is there and ``resume`` is false, or its recipe or problems are not today's, or an arm
             has finished more rounds than it would have.
     """
-    if not ((directory / RECIPE).exists() and any(directory.glob(records))):
+    begun = any(any(directory.glob(records)) for records in BEGUN)
+    if not ((directory / RECIPE).exists() and begun):
         return None
     if not resume:
         raise RunError(
             f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
             f"(from Python resume=True, overwrite=True), or --set output_dir=… for another place"
         )
-    differences = require_same_recipe(directory, recipe)
+    differences = _require_same_recipe(directory, recipe)
     _check_rounds(directory, recipe, back_to, only)
     _check_problems(directory, tasks)
     return differences
@@ -184,7 +187,7 @@ def _note_continuation(
     recipe: Recipe,
     now: Mapping[str, Any],
     added: Sequence[str],
-    changed: Mapping[str, tuple[Any, Any]],
+    changed: Differences,
 ) -> list[str]:
     """Add an entry to the run's ``continued`` if it goes on with more arms or rounds, other code or another machine.
 
@@ -203,15 +206,11 @@ def _note_continuation(
         return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
 
 
-def require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
+def _require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], Differences]:
     """Refuse another recipe than that of the run in a directory, except for added arms and :data:`FREE_ON_RESUME`.
 
     Returns:
-        the names of those arms, and the keys of :data:`NOTED` that differ, with both values.
-
-    Raises:
-        RunError: they differ elsewhere.
-        RecordsError: there is no run.
+        the names of those arms, and the keys of :data:`NOTED` that differ.
     """
     before = read_plan(directory).recipe
     had, has = {arm.name for arm in before.arms}, {arm.name for arm in recipe.arms}
@@ -232,7 +231,7 @@ def require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], dic
     return added, {key: values for key, values in free.items() if _of_arm(key).startswith(NOTED)}
 
 
-def _shown(differing: Mapping[str, tuple[Any, Any]]) -> str:
+def _shown(differing: Differences) -> str:
     return ", ".join(f"{key} ({excerpt(one)} before, {excerpt(now)} now)" for key, (one, now) in differing.items())
 
 
@@ -240,10 +239,10 @@ def _without(recipe: Recipe, arms: Sequence[str]) -> Recipe:
     return recipe.model_copy(update={"arms": tuple(arm for arm in recipe.arms if arm.name not in arms)})
 
 
-def _differing(before: Recipe, now: Recipe) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
-    """The dotted keys at which two recipes differ, with both values: those that a run may not change, and the others"""
+def _differing(before: Recipe, now: Recipe) -> tuple[Differences, Differences]:
+    """The keys at which two recipes differ: those that a run may not change, and the others."""
     one, other = _values(before.model_dump(mode="json")), _values(now.model_dump(mode="json"))
-    fixed, free = dict[str, tuple[Any, Any]](), dict[str, tuple[Any, Any]]()
+    fixed, free = Differences(), Differences()
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
             may = any(fnmatchcase(_of_arm(key) + ".", f"{allowed}.*") for allowed in FREE_ON_RESUME)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -37,21 +37,16 @@ def _check_ends(arm: Arm, known: Mapping[str, Vocabulary]) -> None:
     """Refuse an end token that no peer has or, if ids are exchanged, that any peer lacks. With text, an end token of
     one peer suffices."""
     recipe = arm.recipe
-    if recipe.exchange == "ids":
-        for name, of in known.items():
-            _check_end(arm.name, recipe, of.ends, recipe.peer(name).model)
-    if len(known) == 1 and recipe.exchange == "text":
-        return
-    every: frozenset[str] = frozenset().union(*(of.ends for of in known.values()))
-    _check_end(arm.name, recipe, every, ", ".join(dict.fromkeys(peer.model for peer in recipe.peers)))
-
-
-def _check_end(arm: str, recipe: Recipe, known: Collection[str], models: str) -> None:
-    if unknown := [token for token in recipe.sampling.end_tokens if token not in known]:
-        raise RunError(
-            f"arm {arm!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of {models}: write it as its "
-            f"tokenizer does"
-        )
+    known_to = [([name], of.ends) for name, of in known.items() if recipe.exchange == "ids"]
+    if len(known) > 1 or recipe.exchange != "text":
+        known_to.append((list(known), frozenset().union(*(of.ends for of in known.values()))))
+    for names, ends in known_to:
+        if unknown := [token for token in recipe.sampling.end_tokens if token not in ends]:
+            models = ", ".join(dict.fromkeys(recipe.peer(name).model for name in names))
+            raise RunError(
+                f"arm {arm.name!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of {models}: write it "
+                f"as its tokenizer does"
+            )
 
 
 def _settled(arm: str, swarm: Recipe, of_arm: Mapping[str, Vocabulary]) -> Recipe:

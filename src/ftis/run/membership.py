@@ -84,11 +84,23 @@ def member_of(
         AlignmentError: text is exchanged, and the bytes of the tokens are unknown, or the token by which the model
             ends.
     """
-    header, terms = agreed(recipe, name, task, speaker.tokenizer, speaker.end_ids, speaker.vocab_size)
+    run, sampling = run_id(agreement(recipe, task.digest, WIRE_VERSION)), recipe.sampling
+    fingerprint = tokenizer_fingerprint(speaker.tokenizer, tokens_of(speaker.tokenizer, speaker.end_ids))
     of_round = partial(assigned, recipe, len(task.train))
-    terms = replace(
-        terms,
+    terms = Terms(
+        run=run,
+        tokenizer=fingerprint,
+        temperature=sampling.temperature,
+        vocab_size=speaker.vocab_size,
+        end_ids=speaker.end_ids,
+        group_size=recipe.rollouts_per_group,
+        max_completion_length=sampling.max_completion_length,
+        stop=sampling.stop,
+        prompts=task.train,
+        assigned=of_round,
         wanted=lambda sender, round: wanted(selections, sender, round, of_round(sender, round)),
+        roster=frozenset(p.name for p in recipe.peers),
+        max_groups=recipe.most_prompts_per_peer,
         max_staleness=max_staleness,
         max_seconds=max_seconds,
     )
@@ -96,7 +108,7 @@ def member_of(
     if recipe.exchange == "text" and len(recipe.peers) > 1:
         admitter, write = text_form(recipe, name, speaker, own_ends, prompt_ids, terms, score, episodes)
     else:
-        admitter = Admitter(terms, score, up_to(recipe.sampling.stop, speaker.detokenize), episodes=episodes)
+        admitter = Admitter(terms, score, up_to(sampling.stop, speaker.detokenize), episodes=episodes)
         write = tuple
     return Member(
         config=recipe.peer(name),
@@ -105,41 +117,13 @@ def member_of(
         render=render,
         prompt_ids=prompt_ids,
         admitter=admitter,
-        header=header,
+        header=Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p),
         objective=resolve(recipe.objective),
         selections=selections,
         detokenize=speaker.detokenize,
         write=write,
         cursor=cursor,
     )
-
-
-def agreed(
-    recipe: Recipe, name: str, task: Task, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], vocab_size: int
-) -> tuple[Header, Terms]:
-    """The header of a peer's messages, and the terms that the peers of a recipe agreed on.
-
-    Args:
-        end_ids: all ids by which the peer ends completions: its model's own and those of the recipe.
-        vocab_size: ids that the peer's model can embed.
-    """
-    run = run_id(agreement(recipe, task.digest, WIRE_VERSION))
-    sampling, fingerprint = recipe.sampling, tokenizer_fingerprint(tokenizer, tokens_of(tokenizer, end_ids))
-    terms = Terms(
-        run=run,
-        tokenizer=fingerprint,
-        temperature=sampling.temperature,
-        vocab_size=vocab_size,
-        end_ids=end_ids,
-        group_size=recipe.rollouts_per_group,
-        max_completion_length=sampling.max_completion_length,
-        stop=sampling.stop,
-        prompts=task.train,
-        assigned=partial(assigned, recipe, len(task.train)),
-        roster=frozenset(p.name for p in recipe.peers),
-        max_groups=recipe.most_prompts_per_peer,
-    )
-    return Header(run, 0, name, fingerprint, sampling.temperature, sampling.top_k, sampling.top_p), terms
 
 
 def text_form(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ftis.config import PeerConfig, Recipe, RewardConfig, TaskConfig
+from ftis.config import Recipe, RewardConfig, TaskConfig
 from ftis.engines.models import require_precision, require_trainable
 from ftis.environments.contract import open_environment
 from ftis.models import starters
@@ -55,7 +54,8 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
         with staying():
             check_names(arm.recipe)
         for peer in arm.recipe.peers:
-            _check_model(peer, arm.recipe.sampling.end_tokens)
+            require_precision(peer)
+            vocabulary(peer.model, arm.recipe.sampling.end_tokens)
         loaded = [_load(config, arm.recipe, tasks, rewarded) for config in (arm.recipe.task, *arm.recipe.ood)]
         _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
@@ -63,8 +63,12 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
         for swarm in arm.swarms:
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
         of_arms.append(loaded)
-    for source, peer in {_of_trainable(peer): peer for arm in arms for peer in arm.recipe.peers}.items():
-        require_trainable(peer, source[0])
+    trainable = {}
+    for peer in (peer for arm in arms for peer in arm.recipe.peers):
+        place = starters.place_of(peer.model)
+        trainable[place, peer.model_dump_json(include=OF_TRAINABLE)] = peer, place
+    for peer, place in trainable.values():
+        require_trainable(peer, place)
     remarks = [*_of_environment(arms[0].recipe.task), *look_at_prompts(arms, of_arms)] if prompts else []
     return Checked([with_exchange(arm) for arm in arms], of_arms[0], remarks)
 
@@ -100,11 +104,6 @@ def _check_place(directory: Path) -> None:
             raise RunError(f"{directory} cannot be a run's directory: {place} is a file; name another output_dir")
 
 
-def _check_model(peer: PeerConfig, end_tokens: Sequence[str]) -> None:
-    require_precision(peer)
-    vocabulary(peer.model, end_tokens)
-
-
 def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: set[tuple[str, ...]]) -> Task:
     """A task of an arm, once each of its answers is known to earn a reward. Arms share most tasks: each is loaded once.
 
@@ -128,11 +127,6 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
             require_rewardable(part, task.validation, f"task {config.name!r}, validation problem")
         rewarded.add(asked)
     return task
-
-
-def _of_trainable(peer: PeerConfig) -> tuple[str, str]:
-    """The place of a peer's model, and the settings that it must fit."""
-    return starters.place_of(peer.model), peer.model_dump_json(include=OF_TRAINABLE)
 
 
 def _check_scores(reward: RewardConfig, task: Task) -> None:

@@ -36,7 +36,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if _on_gpu(recipe):
         return torch.cuda.device_count() >= recipe.swarm_size  # each has its own, where nothing can be shared
     if cores() >= recipe.swarm_size:
-        return not _share_a_large_base(recipe.peers)
+        return all(parameters_of(model) < SMALL for model, *_ in shared_bases(recipe.peers))
     some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
     return some_share and all(parameters_of(model) < SMALL for model in {peer.model for peer in recipe.peers})
 
@@ -60,19 +60,12 @@ def shared_bases(peers: Sequence[PeerConfig]) -> set[tuple[str, str, str]]:
 
 
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
-    """The key under which LoRA peers of one process share frozen weights.
-
-    None: the peer shares none.
-    """
+    """The key under which LoRA peers of one process share frozen weights; None: the peer shares none."""
     return (peer.model, peer.frozen_dtype, peer.device) if peer.train == "lora" else None
 
 
 def _on_gpu(recipe: Recipe) -> bool:
     return torch.cuda.is_available() and any(peer.device != "cpu" for peer in recipe.peers)
-
-
-def _share_a_large_base(peers: Sequence[PeerConfig]) -> bool:
-    return any(parameters_of(model) >= SMALL for model, *_ in shared_bases(peers))
 
 
 def parameters_of(model: str) -> int:

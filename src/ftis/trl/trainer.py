@@ -275,7 +275,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         elif anew and (self.place / "metrics.jsonl").exists():
             remedy = "train(resume_from_checkpoint=True), or choose another output_dir"
             raise RunError(f"{self.place} holds a run: {remedy}")
-        claim(self.place, True, self.member.recipe, "metrics.jsonl", tasks=[self.member.task])
+        claim(self.place, True, self.member.recipe, tasks=[self.member.task])
         self._records = Records(self.place, keep_rollouts=self.member.recipe.training.record_rollouts)
         accusations.keep_undone(self.place, self.member.cursor.step)
         accusations.accuse_again(self.place, self.member.cursor.step, self.member.selections)

@@ -27,8 +27,6 @@ _FRAME_MOST = 32768
 
 Bytes = npt.NDArray[np.uint8]
 
-# ---------------------------------------------------------------------------------------------- groups
-
 
 def write_counts(n_rollouts: int, n_tokens: int) -> bytes:
     """A message's opening: R and T."""
@@ -74,9 +72,6 @@ def read_groups(
     return items, counts, lengths
 
 
-# ---------------------------------------------------------------------------------------------- numbers
-
-
 def write_numbers(values: Numbers, level: int = QUICK) -> list[bytes]:
     """A stream of u32, little-endian."""
     return write_stream(values.astype("<u4", copy=False).view(np.uint8), level)
@@ -98,9 +93,6 @@ def read_logp(reader: Reader, count: int) -> Floats:
     planes = np.stack([read_stream(reader, count, "the log-probabilities") for _ in range(4)], axis=1)
     logp: Floats = planes.view("<f4")[:, 0].astype(np.float32)
     return logp
-
-
-# ---------------------------------------------------------------------------------------------- streams
 
 
 def write_stream(raw: Bytes, level: int) -> list[bytes]:
