@@ -35,12 +35,6 @@ def fail(error: Exception, wait_for: Path, say: Say, stop: Stop) -> None:
     raise error
 
 
-def die(wait_for: Path, say: Say, stop: Stop) -> None:
-    while not wait_for.exists():
-        threading.Event().wait(0.01)
-    os._exit(9)
-
-
 def overlap(directory: Path, name: str, say: Say, stop: Stop) -> None:
     """Says how many jobs run at this moment, this one included."""
     (directory / name).touch()

@@ -18,7 +18,6 @@ from ftis.recipe.parsing import load
 from ftis.version import VERSION
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMAGE = f"ftis:{VERSION}"
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = ROOT / "compose.yaml"
 KUBERNETES = ROOT / "examples" / "kubernetes.yaml"
@@ -120,13 +119,10 @@ def test_what_a_pod_mounts_is_there() -> None:
                 assert volume["configMap"]["name"] in made
 
 
-def test_one_image_of_this_version_everywhere() -> None:
+def test_one_image_of_this_version_is_made_of_what_is_there() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (COMPOSE, KUBERNETES, ROOT / "Dockerfile"))
-    assert set(re.findall(r"\bftis:\d[\w.]*", text)) == {IMAGE}
+    assert set(re.findall(r"\bftis:\d[\w.]*", text)) == {f"ftis:{VERSION}"}
     assert compose()["keys"]["build"] == "."
-
-
-def test_the_image_is_made_of_what_is_there() -> None:
     (python,) = re.findall(r"^FROM python:([\d.]+)-slim$", DOCKERFILE, re.MULTILINE)
     assert PROJECT["requires-python"] == f">={python}"
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()

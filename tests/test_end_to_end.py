@@ -218,15 +218,6 @@ def test_the_checkpoint_that_validates_best_stays_and_is_named(
     assert f"{place.parent}: a/checkpoint-2, " in " ".join(capsys.readouterr().out.split())
 
 
-def by_round(records: dict[str, Any]) -> dict[str, Any]:
-    """Records without what depends on the number of rounds: the honesty test's threshold, and the last evaluation."""
-    kept = {path: rows for path, rows in records.items() if "evaluations" not in path}
-    return {
-        path: [{key: value for key, value in row.items() if "honesty/" not in key} for row in rows]
-        for path, rows in kept.items()
-    }
-
-
 def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workplace: Path) -> None:
     base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.save_every=3"]
     base += ["--set", "objective.beta=0.1"]
@@ -235,7 +226,9 @@ def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workpla
     assert ftis(*base, "--set", "training.rounds=3") == 0
     assert ftis(*base, "--set", "training.rounds=6", "--resume") == 0
     whole, longer = run_of(workplace, "whole"), run_of(workplace)
-    assert differences(by_round(records_of(longer)), by_round(records_of(whole))) == []
+    # The honesty test's threshold and the last evaluation depend on the number of rounds.
+    said = differences(records_of(longer), records_of(whole))
+    assert [line for line in said if "honesty/" not in line and "evaluations" not in line] == []
     for peer in "ab":
         one, other = (place / "F-TIS" / peer / "checkpoint-6" for place in (whole, longer))
         assert all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
@@ -245,48 +238,37 @@ def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workpla
     assert json.loads((longer / "summary.json").read_text())["arms"]["F-TIS"]["a"]["rounds"] == 6
 
 
-def test_a_round_that_fails_before_it_learns_loses_no_round(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reward function may fail on a completion of any round; it is mended, and the run goes on."""
-    keys = ("--set", "processes=inline", "--set", "training.save_every=100")
-    assert ftis("train", "recipe.toml", *keys, "--set", "name=unbroken") == 0
-    sample_items = Peer.sample_items
-
-    def fails_once(self: Peer, items: Any, repeats: int, round: int, purpose: str) -> Any:
-        if round == 2 and self.name == "a":
-            raise RewardError("reward.function raised")
-        return sample_items(self, items, repeats, round, purpose)
-
-    monkeypatch.setattr(Peer, "sample_items", fails_once)
-    assert ftis("train", "recipe.toml", *keys) == 1
-    assert {path.parent.name: path.name for path in run_of(workplace).rglob("checkpoint-*")} == {
-        "a": "checkpoint-2",
-        "b": "checkpoint-2",
-    }
-    monkeypatch.setattr(Peer, "sample_items", sample_items)
-    assert ftis("train", "recipe.toml", *keys, "--resume") == 0
-    unbroken, resumed = records_of(run_of(workplace, "unbroken")), records_of(run_of(workplace))
-    assert differences(resumed, unbroken) == []
-
-
-def test_an_evaluation_that_fails_loses_no_round(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_fails_before_it_learns_or_an_evaluation_that_fails_loses_no_round(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward function may fail on any completion; it is mended, and the run goes on."""
     keys = ("--set", "processes=inline", "--set", "training.save_every=100", "--set", "training.eval_every=1")
     assert ftis("train", "recipe.toml", *keys, "--set", "name=unbroken") == 0
-    evaluation = Records.evaluation
-    for peer, split, step in (("a", "validation", 3), ("b", "ood-clock", 4)):
+    faults: tuple[tuple[Any, str, tuple[str, str, int]], ...] = (
+        (Peer, "sample_items", ("a", "sample", 2)),
+        (Records, "evaluation", ("a", "validation", 3)),
+        (Records, "evaluation", ("b", "ood-clock", 4)),
+    )
+    for owner, method, at in faults:
+        original = getattr(owner, method)
 
-        def fails(self: Records, summary: Any, problems: Any, at: Any = (peer, split, step)) -> None:
-            if (self.directory.name, summary["split"], summary["step"]) == at:
+        def fails(of: Any, *given: Any, at: Any = at, original: Any = original) -> Any:
+            drawn = isinstance(of, Peer)
+            if at == (
+                (of.name, given[3], given[2]) if drawn else (of.directory.name, given[0]["split"], given[0]["step"])
+            ):
                 raise RewardError("reward.function raised")
-            evaluation(self, summary, problems)
+            return original(of, *given)
 
-        monkeypatch.setattr(Records, "evaluation", fails)
-        again = (*keys, "--set", f"name={peer}")
-        assert ftis("train", "recipe.toml", *again) == 1
-        assert {path.name for path in run_of(workplace, peer).rglob("checkpoint-*")} == {f"checkpoint-{step}"}
-        assert ftis("train", "recipe.toml", *again, "--resume") == 1  # it is not taken for finished
-        monkeypatch.setattr(Records, "evaluation", evaluation)
-        assert ftis("train", "recipe.toml", *again, "--resume") == 0
-        unbroken, resumed = (records_of(run_of(workplace, name)) for name in ("unbroken", peer))
+        name = f"{at[0]}-{at[1]}"
+        again = ("train", "recipe.toml", *keys, "--set", f"name={name}")
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, fails)
+            assert ftis(*again) == 1
+            assert {path.name for path in run_of(workplace, name).rglob("checkpoint-*")} == {f"checkpoint-{at[2]}"}
+            assert ftis(*again, "--resume") == 1  # it is not taken for finished
+        assert ftis(*again, "--resume") == 0
+        unbroken, resumed = (records_of(run_of(workplace, of)) for of in ("unbroken", name))
         assert differences(resumed, unbroken) == []
 
 
@@ -408,9 +390,12 @@ def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str
 
 
 def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
-    workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other time with ``--dry-run``; a mended recipe then trains."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vllm" else find_spec(name))
+    (workplace / "taken").write_text("")
     (workplace / "empty.jsonl").touch()
     (workplace / "odd.jsonl").write_text('{"question": "a", "answer": "b"}\nnot json\n')
     problems = [json.dumps({"question": f"{i}+1", "answer": str(i)}) for i in range(40)]
@@ -439,6 +424,9 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
         (["peers.a.device=cuda:7"], ["cuda:7"]),
         (["peers.b.train=lora", 'peers.b.lora_target_modules=["query"]'], ["'b'", "q_proj"]),
         ([f"peers.b.model={workplace / 'other'}", 'exchange="ids"'], ["tokenizers differ"]),
+        (["report_to=['wandb']"], ["wandb is not installed", "pip install"]),
+        (["sampling.sampler=vllm"], ["cannot import vllm", "pip install"]),
+        (["output_dir=taken/runs"], ["taken/runs/tiny-seed0", "taken is a file"]),
     )
     for n, (keys, words) in enumerate(mistakes):
         settings = [part for key in keys for part in ("--set", key)]
@@ -614,34 +602,6 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     assert not (workplace / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("keys", "parts"),
-    [
-        (["report_to=['wandb']"], ["wandb is not installed", "pip install"]),
-        (["sampling.sampler=vllm"], ["cannot import vllm", "pip install"]),
-        (["output_dir=taken/runs"], ["taken/runs/tiny-seed0", "taken is a file"]),
-    ],
-)
-def test_a_dry_run_refuses_what_training_refuses(
-    keys: list[str],
-    parts: list[str],
-    workplace: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vllm" else find_spec(name))
-    (workplace / "taken").write_text("")
-    told = []
-    for options in ([], ["--dry-run"]):
-        assert ftis("train", "recipe.toml", *options, *(part for key in keys for part in ("--set", key))) == 1
-        told.append(capsys.readouterr().err)
-    assert told[0] == told[1]
-    assert told[0].count("\n") == 1
-    assert [part for part in parts if part not in told[0]] == []
-    assert not (workplace / "runs").exists()
-
-
 def test_the_commands_that_train_nothing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ftis("doctor") == 0
     assert ftis("models") == 0
@@ -758,10 +718,8 @@ name = "four"
 def sizes(workplace: Path, models: dict[str, Path]) -> Path:
     """The recipe with four peers and swarms of three sizes as arms, each peer sampling one prompt."""
     recipe = workplace / "recipe.toml"
-    text = recipe.read_text().rstrip()
-    assert "prompts_per_round = 4" in text
-    text += FOUR_PEERS.format(**models) + '[experiment]\nbaselines = ["alone-part"]\n'
-    recipe.write_text(text)
+    four = FOUR_PEERS.format(**models) + '[experiment]\nbaselines = ["alone-part"]\n'
+    recipe.write_text(recipe.read_text().rstrip() + four)
     return workplace
 
 
@@ -777,11 +735,12 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path, capsys:
     assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "output_dir=whole") == 0
     assert differences(records_of(sizes / "whole" / "tiny-seed0"), apart) == []
     plain = (sizes / "recipe.toml").read_text().partition("[[arms]]")[0]
-    (sizes / "plain.toml").write_text(plain)
-    for arm, m in {"alone-part": 1, "pairs": 2, "four": 4}.items():
+    pair = plain[: plain.index('[[peers]]\nname = "c"')]
+    for arm, m, peers, text in (("alone-part", 1, "abcd", plain), ("pairs", 2, "ab", pair), ("four", 4, "abcd", plain)):
+        (sizes / "plain.toml").write_text(text)
         keys = [f"training.swarm_size={m}", f"training.prompts_per_round={m}", f"output_dir={arm}"]
         assert ftis("train", "plain.toml", *(f"--set={key}" for key in (*keys, "processes=inline"))) == 0
-        for peer in "abcd":
+        for peer in peers:
             one, other = (
                 weights(place / peer / "checkpoint-4")
                 for place in (sizes / arm / "tiny-seed0" / "F-TIS", sizes / "runs" / "tiny" / "tiny-seed0" / arm)
@@ -790,10 +749,6 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path, capsys:
 
 
 def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ftis.recipe.parsing import load
-    from ftis.records.files import locked
-    from ftis.run.runs import run as train
-
     settings = ["processes=inline", "training.rounds=1", "training.eval_every=0"]
     recipe = load("recipe.toml", settings)
     pairs = run_of(sizes) / "pairs"
@@ -815,28 +770,3 @@ def strip_times(value: Any) -> Any:
     if isinstance(value, list):
         return [strip_times(v) for v in value]
     return value
-
-
-@pytest.mark.slow
-def test_pairs_of_one_recipe_learn_as_they_would_in_recipes_of_their_own(
-    workplace: Path, models: dict[str, Path]
-) -> None:
-    recipe = workplace / "recipe.toml"
-    pair, pairs = recipe.read_text(), "[[peers]]\nname = 'c'\nmodel = '{c}'\n\n[[peers]]\nname = 'd'\nmodel = '{a}'\n"
-    (workplace / "four.toml").write_text(pair.rstrip() + "\n\n" + pairs.format(**models))
-    assert (
-        ftis(
-            "train", "four.toml", "--set=training.swarm_size=2", "--set", "processes=inline", "--set", "output_dir=four"
-        )
-        == 0
-    )
-    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
-    four = next((workplace / "four").iterdir()) / "F-TIS"
-    alone = run_of(workplace) / "F-TIS"
-    for name in ("a", "b"):
-        rewards = [
-            [(row["reward"], row["peer/a/admitted"], row["peer/b/admitted"]) for row in read_jsonl(place)]
-            for place in (four / name / "metrics.jsonl", alone / name / "metrics.jsonl")
-        ]
-        assert rewards[0] == rewards[1]
-    assert not any(key.startswith("peer/a/") for row in read_jsonl(four / "c" / "metrics.jsonl") for key in row)

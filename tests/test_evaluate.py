@@ -21,6 +21,7 @@ from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
 from ftis.run.evaluate import EVAL_BATCH, HEARD_EVERY, Answered, EvalSamples, Evaluation, Exam
 from ftis.sampling import Decoding
+from recipes import write_recipe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -102,10 +103,7 @@ def test_results_depend_neither_on_the_order_nor_on_the_batches(batch_size: int)
         assert evaluation.problems == tuple(expected[i] for i in order)
         assert sampler.batch_sizes == [batch_size or EVAL_BATCH]
         assert sampler.prompt_lengths == sorted(LENGTHS)  # like lengths go together
-
-
-def test_decoding_is_greedy_whatever_training_does() -> None:
-    assert run()[1].decodings == {Decoding(max_completion_length=7, temperature=0.0, top_k=0, top_p=1.0)}
+        assert sampler.decodings == {Decoding(max_completion_length=7, temperature=0.0, top_k=0, top_p=1.0)}
 
 
 @pytest.mark.parametrize("batch_size", [0, 3, 99])
@@ -138,12 +136,8 @@ def test_a_mean_reward_is_called_pass_at_1_only_where_it_is(
     assert once.pass_at(1) == pytest.approx(solved / 3)
 
 
-def test_problems_that_stand_twice_count_twice() -> None:
-    evaluation, _ = run([1, 1, 0])
-    assert [p.reward for p in evaluation.problems] == [1.0, 1.0, 0.0]
-
-
-def test_no_problems_are_refused() -> None:
+def test_problems_that_stand_twice_count_twice_and_none_are_refused() -> None:
+    assert [p.reward for p in run([1, 1, 0])[0].problems] == [1.0, 1.0, 0.0]
     with pytest.raises(ValueError, match="no problems"):
         run([])
 
@@ -185,23 +179,17 @@ def test_prompts_that_are_too_long_with_their_completions_are_refused(capsys: py
     assert "with a completion of 300 that is more than the 256 positions of starter:small" in capsys.readouterr().err
 
 
-def test_a_peers_directory_leads_to_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for step in (10, 5):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    assert ftis("eval", str(tmp_path), *DEMO) == 1
-    assert f"no model at {tmp_path}, but in checkpoint-5, checkpoint-10 there: name one" in capsys.readouterr().err
-
-
-def test_a_runs_directory_leads_to_its_peers_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peers_or_a_runs_directory_leads_to_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arm = tmp_path / "F-TIS"
     for step in (10, 5):
         for peer in "ab":
             (arm / peer / f"checkpoint-{step}").mkdir(parents=True)
-    for directory in (tmp_path, arm):
+    run = [f"but checkpoints in {arm / 'a'}, {arm / 'b'}: name one", f"such as {arm / 'b/checkpoint-10'}"]
+    of_peer = [f"no model at {arm / 'a'}, but in checkpoint-5, checkpoint-10 there: name one"]
+    for directory, parts in ((tmp_path, run), (arm, run), (arm / "a", of_peer)):
         assert ftis("eval", str(directory), *DEMO) == 1
         told = " ".join(capsys.readouterr().err.split())
-        assert f"but checkpoints in {arm / 'a'}, {arm / 'b'}: name one" in told
-        assert f"such as {arm / 'b/checkpoint-10'}" in told
+        assert [part for part in parts if part not in told] == []
 
 
 def test_the_recipes_seed_draws_the_samples_of_its_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,16 +209,11 @@ def test_the_recipes_seed_draws_the_samples_of_its_own_task(tmp_path: Path, caps
 def test_no_problem_is_asked_that_the_recipe_may_train_on(tmp_path: Path) -> None:
     rows = [{"question": f"{i}+1", "answer": str(i + 1)} for i in range(30)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        f"""
-name = "r"
-task = {{ name = "jsonl", path = "{tmp_path / "mine.jsonl"}", validation_size = 5 }}
-reward = {{ extract = "last_number" }}
-sampling = {{ max_completion_length = 8 }}
-peers = [{{ name = "a", model = "starter:small" }}, {{ name = "b", model = "starter:small" }}]
-""",
-        encoding="utf-8",
+    recipe = write_recipe(
+        tmp_path,
+        {name: {"model": "starter:small"} for name in "ab"},
+        task={"name": "jsonl", "path": tmp_path / "mine.jsonl", "validation_size": 5},
+        reward={"function": "ftis.rewards.format_and_answer", "extract": "last_number"},
     )
     asked = ("eval", "starter:small", "--recipe", str(recipe))
     answered = []

@@ -65,36 +65,11 @@ def test_good_ones_hold() -> None:
 # ---------------------------------------------------------------------------------------------- a sharp oracle
 
 
-def crashing_decode(data: bytes, limits: Limits) -> Message:
-    if len(data) % 5 == 0:
-        raise IndexError("out of range")
-    return codec.decode(data, limits)
-
-
-def lenient_decode(data: bytes, limits: Limits) -> Message:
-    """Takes a wrong checksum for a right one."""
-    return codec.decode(data if len(data) < 72 else fuzz_cases.signed(data[:-4]), limits)
-
-
-def unlimited_decode(data: bytes, limits: Limits) -> Message:
-    return codec.decode(data, fuzz.BOUNDLESS)
-
-
 def wordy_decode(data: bytes, limits: Limits) -> Message:
     try:
         return codec.decode(data, limits)
     except CodecError as error:
         raise CodecError(f"{error}: {data!r}" * 10) from None
-
-
-def warning_decode(data: bytes, limits: Limits) -> Message:
-    np.array([1e30]).astype(np.float32) * np.float32(1e30)
-    return codec.decode(data, limits)
-
-
-def greedy_decode(data: bytes, limits: Limits) -> Message:
-    np.empty(1_000_000, np.int8)
-    return codec.decode(data, limits)
 
 
 def sorting_parse(data: bytes) -> Manifest:
@@ -129,16 +104,16 @@ def losing(patch: Any) -> None:
     patch.setattr(Admitter, "admit", judge_some)
 
 
-def generous(patch: Any) -> None:
-    patch.setattr(fuzz, "score", lambda prompt, completions, ids: (1.0,) * len(completions))
-
-
 def in_both(decode: Callable[..., Message]) -> Callable[[Any], None]:
     def plant(patch: Any) -> None:
         patch.setattr(fuzz, "decode", decode)
         patch.setattr(admission, "decode", decode)
 
     return plant
+
+
+def after(act: Callable[[bytes], object]) -> Callable[[Any], None]:
+    return in_both(lambda data, limits: (act(data), codec.decode(data, limits))[1])
 
 
 def parsing(parse: Callable[[bytes], Manifest]) -> Callable[[Any], None]:
@@ -150,12 +125,15 @@ def parsing(parse: Callable[[bytes], Manifest]) -> Callable[[Any], None]:
 
 
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
-    "another exception": (in_both(crashing_decode), "IndexError"),
-    "a wrong checksum taken": (in_both(lenient_decode), "wrong checksum"),
-    "no limits": (in_both(unlimited_decode), "than the limit"),
+    "another exception": (after(lambda data: 1 // (len(data) % 5)), "ZeroDivisionError"),
+    "a wrong checksum taken": (
+        in_both(lambda data, limits: codec.decode(data if len(data) < 72 else fuzz_cases.signed(data[:-4]), limits)),
+        "wrong checksum",
+    ),
+    "no limits": (in_both(lambda data, limits: codec.decode(data, fuzz.BOUNDLESS)), "than the limit"),
     "endless errors": (in_both(wordy_decode), "long or not printable"),
-    "a warning": (in_both(warning_decode), "overflow"),
-    "memory for nothing": (in_both(greedy_decode), "bytes of memory"),
+    "a warning": (after(lambda data: np.array([1e30]).astype(np.float32) * np.float32(1e30)), "overflow"),
+    "memory for nothing": (after(lambda data: np.empty(1_000_000, np.int8)), "bytes of memory"),
     "no look at the header": (without("_header_fault"), "another header was let in"),
     "no look at the prompt": (without("_prompt_fault"), "admitted twice|another's share|IndexError"),
     "no look at the rollouts": (without("_rollouts_fault"), "outside of the vocabulary|was let in|too long, empty"),
@@ -163,7 +141,10 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "memory of all that was admitted": (without("_forget_before"), "are remembered"),
     "a group lost": (losing, "got lost"),
     "log-probabilities unlimited": (lambda patch: patch.setattr(admission, "MIN_LOGP", -np.inf), "log-probability"),
-    "a reward not earned": (generous, "not earned"),
+    "a reward not earned": (
+        lambda patch: patch.setattr(fuzz, "score", lambda prompt, completions, ids: (1.0,) * len(completions)),
+        "not earned",
+    ),
     "a manifest in another order": (parsing(sorting_parse), "would be written otherwise"),
 }
 

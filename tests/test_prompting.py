@@ -83,19 +83,14 @@ def test_a_prompt_longer_than_the_model_is_refused_before_the_run(tiny_model_dir
         look_at_prompts(arms_of(fitting), [[task]])
 
 
-@pytest.mark.parametrize(
-    ("positions", "environment"), [(62, None), (62, "toys_of_turns.Echo"), (63, "toys_of_turns.Echo")]
-)
-def test_the_text_of_an_environment_counts(
-    positions: int, environment: str | None, tiny_model_dir: TinyModelDir
-) -> None:
+def test_the_text_of_an_environment_counts(tiny_model_dir: TinyModelDir) -> None:
     """The longest prompt has 42 tokens, and the environment appends one to the question."""
-    recipe = recipe_of(tiny_model_dir(max_position_embeddings=positions))
-    recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": environment})})
-    if positions == 62 and environment:
-        assert "its prompt has 43 tokens" in refused(recipe, task_of(*QUESTIONS))
-    else:
-        assert look_at_prompts(arms_of(recipe), [[task_of(*QUESTIONS)]]) == []
+    fits, too_long = (
+        recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})})
+        for recipe in (recipe_of(tiny_model_dir(max_position_embeddings=positions)) for positions in (63, 62))
+    )
+    assert look_at_prompts(arms_of(fits), [[task_of(*QUESTIONS)]]) == []
+    assert "its prompt has 43 tokens" in refused(too_long, task_of(*QUESTIONS))
 
 
 def test_tools_want_a_template_that_writes_calls(tiny_model_dir: TinyModelDir, chat_model: Chat) -> None:
@@ -167,15 +162,12 @@ def test_an_example_that_the_template_changes_is_told(chat_model: Chat) -> None:
     assert told(recipe_of(chat_model(SHORTENED), examples=[EXAMPLE | {"completion": "2"}])) == []
 
 
-def test_a_template_that_opens_the_thought_is_told(chat_model: Chat) -> None:
-    template = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>\n{% endif %}"
-    (line,) = told(recipe_of(chat_model(template)))
-    assert "begins the completion with <think>, which the reward asks the completion itself to hold" in line
-    assert told(recipe_of(chat_model(template), think_tag="thought")) == []
-
-
-def test_a_template_that_closes_the_thought_is_told(chat_model: Chat) -> None:
+def test_a_template_that_opens_or_closes_the_thought_is_told(chat_model: Chat) -> None:
     """As Qwen3's: thinking is on unless it is switched off, and is then an empty block of the prompt."""
+    opening = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>\n{% endif %}"
+    (line,) = told(recipe_of(chat_model(opening)))
+    assert "begins the completion with <think>, which the reward asks the completion itself to hold" in line
+    assert told(recipe_of(chat_model(opening), think_tag="thought")) == []
     template = (
         "{{ messages[-1].content }}"
         "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,19 @@ def recipe(*arms: dict[str, Any], rounds: int = 3) -> Recipe:
     )
 
 
-@pytest.fixture
-def begun(tmp_path: Path) -> Path:
-    """A run of two arms that has records."""
-    directory = tmp_path / "run"
-    claim(directory, False, recipe(ALONE, TOGETHER))
-    (directory / "alone" / "a").mkdir(parents=True)
-    (directory / "alone" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+def begin(directory: Path, recipe: Recipe, tasks: Sequence[Task] = ()) -> Path:
+    """Claim a directory, and let a peer have records in it."""
+    claim(directory, False, recipe, tasks=tasks)
+    peer = directory / arms_of(recipe)[0].name / "a"
+    peer.mkdir(parents=True)
+    (peer / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
     return directory
 
 
-def test_the_same_recipe_goes_on_and_changes_nothing(begun: Path) -> None:
-    before = {path.name: path.read_bytes() for path in begun.iterdir() if path.is_file()}
-    claim(begun, True, recipe(ALONE, TOGETHER))
-    assert {path.name: path.read_bytes() for path in begun.iterdir() if path.is_file()} == before
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run of two arms that has records."""
+    return begin(tmp_path / "run", recipe(ALONE, TOGETHER))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +97,7 @@ def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
         validation: list[Any] = [("1+1=", "2", {}), ("2+2=", last, {})]
         return [make_task("mine", [("3+3=", "6", {})], validation, "exact")]
 
-    run = tmp_path / "run"
-    claim(run, False, recipe(ALONE), tasks=problems("4"))
-    (run / "alone" / "a").mkdir(parents=True)
-    (run / "alone" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    run = begin(tmp_path / "run", recipe(ALONE), problems("4"))
     assert claim(run, True, recipe(ALONE), tasks=problems("4"))
     with pytest.raises(RunError, match="the problems of task 'mine' are not those that the run in"):
         claim(run, True, recipe(ALONE), tasks=problems("5"))
@@ -143,13 +139,11 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
     (later,) = now["continued"]
     assert set(later) == {"arms", "started", "commit", "modules", "versions", "machine"}
     assert later["arms"] == ["GSPO"]
-    assert now["objectives"]["GSPO"]["name"] == "GSPO"
-    assert {key: now[key] for key in first if key != "objectives"} == {
-        key: first[key] for key in first if key != "objectives"
-    }
-    assert {arm: now["objectives"][arm] for arm in first["objectives"]} == first["objectives"]
+    assert now["objectives"].pop("GSPO")["name"] == "GSPO"
+    assert {key: now[key] for key in first} == first
+    before = read_provenance(begun)
     claim(begun, True, recipe(ALONE, GSPO, TOGETHER))  # goes on, with nothing to add
-    assert read_provenance(begun) == now
+    assert read_provenance(begun) == before
 
 
 def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,22 +164,18 @@ def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatc
     assert len(read_provenance(begun)["continued"]) == 1
 
 
-def test_what_is_recorded_of_earlier_arms_stays(begun: Path) -> None:
-    """Though a number that they learned with is another one in the version that adds an arm."""
-    recorded = read_provenance(begun)
+def test_a_run_of_another_version_takes_an_arm_and_keeps_what_is_recorded_of_its_own(begun: Path) -> None:
+    """A number that they learned with is another one today, and a key of their peers is new."""
+    recorded, known = read_provenance(begun), json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
     recorded["objectives"]["F-TIS"]["epsilon"] = 0.1
-    (begun / "provenance.json").write_text(json.dumps(recorded), encoding="utf-8")
-    claim(begun, True, recipe(ALONE, TOGETHER, GSPO))
-    assert read_provenance(begun)["objectives"]["F-TIS"]["epsilon"] == 0.1
-
-
-def test_a_run_of_a_version_without_todays_keys_goes_on(begun: Path) -> None:
-    known = json.loads((begun / "recipe.json").read_text(encoding="utf-8"))
     for peer in known["peers"]:
         del peer["cuda_graphs"]
-    (begun / "recipe.json").write_text(json.dumps(known), encoding="utf-8")
+    for name, document in (("provenance.json", recorded), ("recipe.json", known)):
+        (begun / name).write_text(json.dumps(document), encoding="utf-8")
     claim(begun, True, recipe(ALONE, TOGETHER, GSPO))
-    assert [later["arms"] for later in read_provenance(begun)["continued"]] == [["GSPO"]]
+    now = read_provenance(begun)
+    assert now["objectives"]["F-TIS"]["epsilon"] == 0.1
+    assert [later["arms"] for later in now["continued"]] == [["GSPO"]]
 
 
 @pytest.mark.parametrize(
@@ -228,19 +218,14 @@ def test_what_differs_is_named_with_both_values(
         "prompt": {"system_prompt": "Think."},
         "peers": [{"name": name, "model": "starter:small"} for name in "ab"],
     }
-    claim(tmp_path / "run", False, parse(document))
-    (tmp_path / "run" / "F-TIS" / "a").mkdir(parents=True)
-    (tmp_path / "run" / "F-TIS" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    run = begin(tmp_path / "run", parse(document))
     with pytest.raises(RunError, match=rf"they differ in: {differs}"):
-        claim(tmp_path / "run", True, parse(document | sections(document)))
+        claim(run, True, parse(document | sections(document)))
 
 
 def test_a_run_without_arms_takes_none(tmp_path: Path) -> None:
     """Its one arm is named after the objective; with arms it would have another name."""
-    directory = tmp_path / "run"
-    claim(directory, False, recipe())
-    (directory / "F-TIS" / "a").mkdir(parents=True)
-    (directory / "F-TIS" / "a" / "evaluations.jsonl").write_text("{}\n", encoding="utf-8")
+    directory = begin(tmp_path / "run", recipe())
     with pytest.raises(RunError, match="differ in: arms"):
         claim(directory, True, recipe(ALONE, TOGETHER))
 

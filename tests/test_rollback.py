@@ -69,21 +69,12 @@ def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], P
 
 def files_of(directory: Path) -> dict[str, bytes]:
     """All files but locks and the provenance, where a rollback is noted with its time."""
-    files = (p for p in sorted(directory.rglob("*")) if p.is_file())
-    return {
-        str(p.relative_to(directory)): p.read_bytes()
-        for p in files
-        if p.name != "provenance.json" and ".lock" not in p.name
-    }
+    files = (p for p in sorted(directory.rglob("*")) if p.is_file() and ".lock" not in p.name)
+    return {str(p.relative_to(directory)): p.read_bytes() for p in files if p.name != "provenance.json"}
 
 
 def rows(run: Path, peer: str, arm: str = "F-TIS") -> list[dict[str, Any]]:
     return read_jsonl(run / arm / peer / "metrics.jsonl")
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    expected, got = weights(one), weights(other)
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
 # --- rounds are undone ------------------------------------------------------------------------------------------------
@@ -115,13 +106,12 @@ def test_a_run_that_went_back_ends_as_if_it_never_had(
     assert {peer.finished for peer in roll_back(run, step, ["F-TIS"]).peers} == {step}
     assert files_of(run) == at_rest  # going back to where it is changes nothing
     (note,) = read_provenance(run)["rollbacks"]
-    assert [peer | {"peer": ""} for peer in note["peers"]] == [
-        {"arm": "F-TIS", "peer": "", "from": 6, "accused": {}}
-    ] * 2
+    assert note["peers"] == [{"arm": "F-TIS", "peer": peer, "from": 6, "accused": {}} for peer in "ab"]
     assert ftis("train", "recipe.toml", "--resume", str(step)) == 0
     assert "alone, b: from step 6 to step" in capsys.readouterr().out
     assert differences(records_of(run), records_of(honest / RUN)) == []
-    assert_same_weights(honest / RUN / "F-TIS" / "a" / "checkpoint-6", run / "F-TIS" / "a" / "checkpoint-6")
+    expected, got = (weights(of / "F-TIS" / "a" / "checkpoint-6") for of in (honest / RUN, run))
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
     assert (run / "summary.json").exists()
 
 
@@ -200,17 +190,6 @@ def test_who_lied_stays_in_quarantine_from_the_first_round_on(
     assert roll_back(run, 0).peers[0].accused["b"]["found"] == found - 1
 
 
-def test_an_accusation_that_only_the_records_know_stays(lied_to: Path, enter: Callable[[Path], Path]) -> None:
-    run = enter(lied_to)
-    found = rows(run, "a")[-1]["peer/b/honesty/found_in_round"]
-    for peer in "ab":
-        for step in (4, 6):
-            shutil.rmtree(run / "F-TIS" / peer / f"checkpoint-{step}")
-    roll_back(run, 2)
-    assert accusations.read(run / "F-TIS" / "a", 2)["b"]["found"] == found - 1
-    assert accusations.read(run / "F-TIS" / "a", 0) == accusations.read(run / "F-TIS" / "b", 2) == {}
-
-
 def test_a_recipe_that_only_warns_learns_from_a_liar_until_it_is_told_otherwise(
     lied_to: Path, enter: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +200,15 @@ def test_a_recipe_that_only_warns_learns_from_a_liar_until_it_is_told_otherwise(
     assert ftis("train", "recipe.toml", "--resume", "2", "--set", "honesty.action=quarantine") == 0
     assert "--set honesty.action=quarantine" in capsys.readouterr().out
     assert [row["peer/b/admitted"] for row in rows(run, "a")] == [8, 8, 0, 0, 0, 0]
+    # Without the later checkpoints, the records alone know who lied.
+    found = rows(run, "a")[-1]["peer/b/honesty/found_in_round"]
+    accusations.path_of(run / "F-TIS" / "a").unlink()
+    for peer in "ab":
+        for step in (4, 6):
+            shutil.rmtree(run / "F-TIS" / peer / f"checkpoint-{step}")
+    roll_back(run, 2)
+    assert accusations.read(run / "F-TIS" / "a", 2)["b"]["found"] == found - 1
+    assert accusations.read(run / "F-TIS" / "a", 0) == accusations.read(run / "F-TIS" / "b", 2) == {}
 
 
 def test_accusations_are_kept_by_step(tmp_path: Path) -> None:
@@ -318,10 +306,7 @@ def test_the_one_peer_of_a_joined_run_goes_back_by_itself(honest: Path, enter: C
     shutil.rmtree(run / "F-TIS" / "b")
     (run / "F-TIS" / "a" / "events.jsonl").write_text('{"kind": "start", "step": 0}\n')
     write_run(run, {**read_provenance(run), "joined": "a"})
-    with (
-        locked(run / "F-TIS" / ".lock", 0),
-        pytest.raises(InUseError, match="in use"),
-    ):
+    with locked(run / "F-TIS" / ".lock", 0), pytest.raises(InUseError, match="in use"):
         roll_back(run, 4, ["F-TIS"])
     roll_back(run, 4, ["F-TIS"])
     assert saved_steps(run / "F-TIS" / "a") == [2, 4]
