@@ -63,6 +63,15 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --seeds: swarms at a time; 0: one per core, as memory allows; large models on a GPU in turn.",
+    ),
+]
+
+
 @app.callback()
 def options(
     version: Annotated[
@@ -242,13 +251,7 @@ def train(
         str | None,
         typer.Option(metavar="N|FIRST-LAST", help="Compare under seeds 0 … N−1, or those of a range such as 5-9."),
     ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="With --seeds: swarms at a time; 0: one per core, as memory allows; large models on a GPU in turn.",
-        ),
-    ] = 0,
+    jobs: Jobs = 0,
     dry_run: DryRun = False,
     resume: Resume = None,
     overwrite: Overwrite = False,
