@@ -25,7 +25,7 @@ from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
 from ftis.records.plan import read_provenance
 from ftis.records.rollouts import read_rollouts
-from recipes import SECTIONS, write_recipe
+from recipes import SECTIONS, pair_of, write_recipe
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", PAGE, flags=re.S))
@@ -50,32 +50,22 @@ def train(outside: Path, models: dict[str, Path]) -> Callable[..., dict[str, lis
     """Train two tiny peers with what the page sets; the metrics of each peer."""
 
     def run(name: str = "") -> dict[str, list[dict[str, Any]]]:
-        settings = next((s for s in SETTINGS if name and name in repr(s)), {})
-        peers = [
-            {"name": n, "model": str(models[n]), "device": "cpu", "learning_rate": 1e-3, **of_peer(settings, n)}
-            for n in ("a", "b")
-        ]
-        document = {
-            "name": "tiny",
-            "output_dir": str(outside / "runs"),
-            "processes": "inline",
-            "task": {"name": "clock", "options": {"operators": 1}, "validation_size": 2},
-            "prompt": {"system_prompt": "", "template": "{question}"},
+        settings = next((dict(s) for s in SETTINGS if name and name in repr(s)), {})
+        of_peers = {of["name"]: of for of in settings.pop("peers", ())}
+        sections = {
             "reward": {"function": "recipes.evenness"},
             "sampling": {"num_generations": 4, "max_completion_length": 8},
             "training": {"rounds": ROUNDS, "prompts_per_round": 4, "eval_every": 0},
         }
+        document = pair_of(models, outside / "runs", 1e-3, **sections)
         for key, value in settings.items():
-            if key != "peers":
-                document[key] = {**document.get(key, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
+            document[key] = {**document.get(key, {}), **value} if isinstance(value, dict) else value
+        document["peers"] = [{**peer, **of_peers.get(peer["name"], {})} for peer in document["peers"]]
         if name == "my_tasks":
             document["task"] = {**settings["task"], "validation_size": None}
-        assert ftis.train(parse({**document, "peers": peers}), overwrite=True)
+        assert ftis.train(parse(document), overwrite=True)
         directory = outside / "runs" / "tiny-seed0" / settings.get("objective", {}).get("name", "F-TIS")
-        return {n: read_jsonl(directory / n / "metrics.jsonl") for n in ("a", "b")}
-
-    def of_peer(settings: dict[str, Any], name: str) -> dict[str, Any]:
-        return next((dict(p) for p in settings.get("peers", ()) if p["name"] == name), {})
+        return {n: read_jsonl(directory / n / "metrics.jsonl") for n in "ab"}
 
     return run
 
@@ -89,7 +79,7 @@ def test_every_example_is_short_and_every_seam_has_one() -> None:
     assert max(lengths.values()) <= 20, lengths
 
 
-def test_the_objective(outside: Path) -> None:
+def test_the_objective(outside: Path, train: Any) -> None:
     objective = importlib.import_module("my_objectives").SMOOTH_TIS
     assert isinstance(objective, Objective)
     logp = torch.full((1, 2), -1.0)
@@ -97,12 +87,15 @@ def test_the_objective(outside: Path) -> None:
     loss, _ = policy_loss(objective, logp, logp, gen, one, torch.ones(1, 2, dtype=torch.bool))
     weights = [2 * (1 - np.exp(-raw / 2)) for raw in (1.0, np.exp(2.0))]
     assert loss.item() == pytest.approx(-sum(weights) / 2)
-
-
-def test_the_objective_is_trained_with(train: Any) -> None:
     plain, smooth = train(), train("my_objectives")
     assert plain["a"][0]["loss"] != smooth["a"][0]["loss"]
     assert all(row["foreign_used"] for row in smooth["a"])
+    document = read_provenance(outside / "runs" / "tiny-seed0")
+    (numbers,) = document["objectives"].values()
+    assert numbers["importance_sampling_clip_max"] == 3.0, "the recipe's"
+    assert (numbers["kl_threshold"], numbers["kl_estimator"], numbers["epsilon"]) == (0.5, "k3", 0.2), "the objective's"
+    digest = hashlib.sha256((outside / "my_objectives.py").read_bytes()).hexdigest()
+    assert document["modules"]["my_objectives"] == digest
 
 
 def test_the_selection_that_is_a_function(train: Any) -> None:
@@ -217,27 +210,12 @@ def test_a_measure_that_is_no_number_is_refused_before_it_is_recorded(
 def test_a_name_that_leads_nowhere_is_said_before_anything_is_trained(
     change: dict[str, Any], message: str, outside: Path, models: dict[str, Path]
 ) -> None:
-    attack = {"attack": change["attack"]} if "attack" in change else {}
-    document = {
-        "name": "tiny",
-        "output_dir": str(outside / "runs"),
-        "task": {"name": "clock"},
-        "peers": [{"name": "a", "model": str(models["a"]), **attack}],
-        **{key: value for key, value in change.items() if key != "attack"},
-    }
+    document = pair_of(models, outside / "runs", 1e-3, **change)
+    if "attack" in document:
+        document["peers"][0]["attack"] = document.pop("attack")
     with pytest.raises(FtisError, match=re.escape(message)):
         ftis.train(parse(document))
     assert not (outside / "runs").exists()
-
-
-def test_provenance_holds_the_objectives_numbers_and_the_modules_digest(train: Any, outside: Path) -> None:
-    train("my_objectives")
-    document = read_provenance(outside / "runs" / "tiny-seed0")
-    (numbers,) = document["objectives"].values()
-    assert numbers["importance_sampling_clip_max"] == 3.0, "the recipe's"
-    assert (numbers["kl_threshold"], numbers["kl_estimator"], numbers["epsilon"]) == (0.5, "k3", 0.2), "the objective's"
-    digest = hashlib.sha256((outside / "my_objectives.py").read_bytes()).hexdigest()
-    assert document["modules"]["my_objectives"] == digest
 
 
 def test_a_module_that_cannot_be_imported_is_named(outside: Path) -> None:

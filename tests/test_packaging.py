@@ -99,17 +99,13 @@ def test_the_wheel_alone_runs_the_demo(wheel: Path, tmp_path: Path) -> None:
     assert [json.loads(text)["foreign_used"] > 0 for text in measured] == [True] * 4
 
 
-def test_the_demo_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ended = CliRunner().invoke(app, ["demo", "--dry-run", '--output-dir=a "b', "--set=training.rounds=3"])
-    assert ended.exit_code == 0, ended.output
-    assert "3 rounds" in ended.output
-
-
 def test_a_ready_made_recipe_is_found_from_any_directory_unless_one_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, ["demo", "--dry-run", '--output-dir=a "b', "--set=training.rounds=3"])
+    assert ended.exit_code == 0, ended.output
+    assert "3 rounds" in ended.output
     pair = "recipes/tokenizers/small.toml"
     assert load(pair) == load(ROOT / pair)
     for elsewhere in ("demo_pair.toml", "recipes/none.toml", tmp_path / pair):
@@ -134,19 +130,14 @@ def test_the_demo_trains_and_a_second_time_resumes(
     tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = {
-        "processes": "inline",
-        "task.validation_size": 4,
-        "ood.0.validation_size": 4,
-        "sampling.num_generations": 4,  # of each prompt one a peer, where they share prompts
-        "sampling.max_completion_length": 8,
-        "training.rounds": 1,
-        "training.prompts_per_round": 4,
-        "training.steps_per_generation": 1,
-        "peers.small.model": models["a"],
-        "peers.large.model": models["b"],
-    }
-    arguments = ["demo", *(f"--set={key}={value}" for key, value in settings.items())]
+    settings = ["processes=inline", "task.validation_size=4", "ood.0.validation_size=4", "training.rounds=1"]
+    settings += [
+        "sampling.num_generations=4",
+        "sampling.max_completion_length=8",
+    ]  # one a peer where they share prompts
+    settings += ["training.prompts_per_round=4", "training.steps_per_generation=1"]
+    settings += [f"peers.{peer}.model={models[name]}" for peer, name in (("small", "a"), ("large", "b"))]
+    arguments = ["demo", *(f"--set={key}" for key in settings)]
     first = CliRunner().invoke(app, arguments)
     assert first.exit_code in (0, 3), first.output  # 3: untrained models earn nothing, so none learned from the other
     metrics = tmp_path / "runs" / "demo-seed0" / "F-TIS" / "small" / "metrics.jsonl"
@@ -202,7 +193,7 @@ def test_hooks_are_the_linters_of_make_lint() -> None:
     assert [entry[:2] for entry in hooks.values()] == [linter[:2] for linter in linters]
 
 
-def test_every_package_that_is_asked_for_is_pinned() -> None:
+def test_every_package_that_is_asked_for_is_pinned_and_the_doctor_asks_for_the_same_versions() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines}
     extras = PROJECT["optional-dependencies"]
@@ -210,6 +201,4 @@ def test_every_package_that_is_asked_for_is_pinned() -> None:
         name = re.sub(r"[-_.]+", "-", re.split(r"[\[><=]", wanted)[0]).lower()
         assert name in pinned or name == DISTRIBUTION, f"{wanted} is not in constraints.txt"
 
-
-def test_the_doctor_asks_for_the_versions_that_pip_installs() -> None:
     assert {f"{package}>={least}" for package, least in NEEDED.items()} <= set(PROJECT["dependencies"])
