@@ -19,7 +19,7 @@ from ftis.check.formatting import in_bytes
 from ftis.check.plan import of_jobs
 from ftis.cli import seeds_of
 from ftis.comparison.budgets import matched
-from ftis.config import Recipe, RecipeError
+from ftis.config import RecipeError
 from ftis.objectives import resolve
 from ftis.prompts import TaskError
 from ftis.recipe.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
@@ -53,16 +53,6 @@ def document(peers: str = "abcd", **keys: Any) -> dict[str, Any]:
     return made
 
 
-def refusal(given: dict[str, Any]) -> str:
-    with pytest.raises(RecipeError) as caught:
-        arms_of(parse(given))
-    return str(caught.value)
-
-
-def arm_of(recipe: Recipe, name: str) -> Recipe:
-    return with_arm(recipe, next(arm for arm in recipe.arms if arm.name == name))
-
-
 def test_some_arms_are_compared_with_the_baselines_among_them() -> None:
     recipe = parse(document(experiment={"baselines": ["F-TIS-4", "alone-part"]}))
     assert keep_arms(recipe, ()) is recipe
@@ -82,14 +72,10 @@ def test_some_arms_are_compared_with_the_baselines_among_them() -> None:
             choose_arm(recipe, "a", arm)
 
 
-# --- budgets ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_peer_alone_can_have_any_number_of_prompts() -> None:
     alone = {"name": "alone", "collaborate": False, "set": {"training": {"swarm_size": 1, "prompts_per_round": 5}}}
     recipe = parse(document(arms=[alone, SIZES[1]]))
     assert [rollouts_per_round(swarm) for swarm in arms_of(recipe)[0].swarms] == [(20, 20)] * 4
-    assert "collaborate = false" in refusal(document(arms=[{"name": "x", "budget": "generated"}]))
 
 
 def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_are_limited() -> None:
@@ -99,9 +85,6 @@ def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_a
     assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [6] * 4  # 12 own and 12 foreign, in 4s
     (pair,) = matched(arms_of(recipe), ["alone"])
     assert pair["equal"] == "equal in rollouts trained on"
-
-
-# --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_swarm_size_puts_neighbours_together() -> None:
@@ -120,7 +103,7 @@ def test_own_sampling_is_the_same_in_every_size() -> None:
     assert recipe.training.prompts_per_round == 12
     sampled = {arm.name: [rollouts_per_round(swarm) for swarm in arm.swarms] for arm in arms_of(recipe)}
     assert sampled == {"alone-part": [(12, 12)] * 4, "F-TIS-2": [(12, 24)] * 2, "F-TIS-4": [(12, 48)]}
-    assert [arm_of(recipe, f"F-TIS-{m}").training.prompts_per_round for m in (2, 4)] == [6, 12]
+    assert [arm.recipe.training.prompts_per_round for arm in arms_of(recipe)[1:]] == [6, 12]
 
 
 def test_alone_with_its_own_part_is_the_swarm_of_one() -> None:
@@ -150,6 +133,7 @@ def test_the_written_recipe_is_read_back() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     cases: list[Any] = [
+        (document(arms=[{"name": "x", "budget": "generated"}]), "collaborate = false"),
         (document(peers="abcdef"), "arm 'F-TIS-4'", "swarm_size = 4", "2 or 3"),
         (document(peers="abc", arms=[SIZES[0]]), "take 3"),
         (document(training__swarm_size=0), "training.swarm_size = 0"),
@@ -158,8 +142,9 @@ def test_what_does_not_fit_is_refused() -> None:
         (document(arms=[{"name": "x", "budget": "seconds"}]), "arms.x.budget = 'seconds' is gone", "swarm_size = 1"),
     ]
     for given, *words in cases:
-        said = refusal(given)
-        assert all(word in said for word in words), said
+        with pytest.raises(RecipeError) as caught:
+            arms_of(parse(given))
+        assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_without_arms_there_is_one_named_after_the_objective() -> None:

@@ -133,33 +133,11 @@ def nothing_said(*_: Any, **__: Any) -> Any:
     raise RuntimeError
 
 
-FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "the directory": lambda patch: patch.setattr("tempfile.mkdtemp", disk_full),
-    "the optimiser, silently": lambda patch: patch.setattr("torch.save", nothing_said),
-    "flushing": lambda patch: patch.setattr("os.fsync", disk_full),
-    "renaming": lambda patch: patch.setattr(Path, "replace", disk_full),
-}
-
-
-@pytest.mark.parametrize("failure", list(FAILURES))
-def test_a_save_that_fails_leaves_everything_as_it_was(
-    failure: str, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in (1, 2):
-        checkpoint.save(tmp_path, policy, Cursor(step), keep=2)
-    before = contents(tmp_path)
-    trained = weights(policy)
-    with monkeypatch.context() as patch:
-        FAILURES[failure](patch)
-        with pytest.raises(CheckpointError) as caught:
-            checkpoint.save(tmp_path, policy, Cursor(3), keep=2)
-    reason = "RuntimeError" if "silently" in failure else "No space left on device"
-    assert_one_line(caught, str(tmp_path / "checkpoint-3"), reason, "checkpoint-2 is kept", "--resume")
-    assert contents(tmp_path) == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
-    assert_equal(weights(policy), trained)
-    checkpoint.save(tmp_path, policy, Cursor(3), keep=2)  # once there is space again
-    assert saved_steps(tmp_path) == [2, 3]
+@contextmanager
+def failing(place: str, failure: Callable[..., Any]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, failure)
+        yield
 
 
 @contextmanager
@@ -176,19 +154,27 @@ def no_file_larger_than(limit: int) -> Iterator[None]:
 
 
 @EACH_TRAIN
-def test_writes_that_the_system_refuses(train: str, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
+def test_a_save_that_fails_leaves_everything_as_it_was(train: str, tiny_policy: TinyPolicy, tmp_path: Path) -> None:
     policy = tiny_policy(**TRAINS[train], learning_rate=1e-2)
     train_step(policy, 0)
-    reference = checkpoint.save(tmp_path, policy, Cursor(1), keep=2)
-    before = contents(tmp_path)
-    sizes = sorted(p.stat().st_size for p in reference.rglob("*") if p.is_file())
-    for limit in (0, *(size - 1 for size in sizes[-3:])):  # the largest are the weights and the optimiser's state
-        with no_file_larger_than(limit), pytest.raises(CheckpointError) as caught:
-            checkpoint.save(tmp_path, policy, Cursor(2), keep=2)
-        assert_one_line(caught, "checkpoint-2", "free some space")
+    for step in (1, 2):
+        checkpoint.save(tmp_path, policy, Cursor(step), keep=2)
+    before, trained = contents(tmp_path), weights(policy)
+    sizes = sorted(p.stat().st_size for p in (tmp_path / "checkpoint-2").rglob("*") if p.is_file())
+    full = ("tempfile.mkdtemp", "os.fsync", "pathlib.Path.replace")
+    faults = [(failing(place, disk_full), "No space left on device") for place in full]
+    faults += [(failing("torch.save", nothing_said), "RuntimeError")]
+    # The largest files are the weights and the optimiser's state.
+    faults += [(no_file_larger_than(limit), "") for limit in (0, *(size - 1 for size in sizes[-3:]))]
+    for fault, reason in faults:
+        with fault, pytest.raises(CheckpointError) as caught:
+            checkpoint.save(tmp_path, policy, Cursor(3), keep=2)
+        assert_one_line(caught, str(tmp_path / "checkpoint-3"), reason, "checkpoint-2 is kept", "free some space")
         assert contents(tmp_path) == before
-        assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
-    checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert_equal(weights(policy), trained)
+    checkpoint.save(tmp_path, policy, Cursor(3), keep=2)  # once there is space again
+    assert saved_steps(tmp_path) == [2, 3]
 
 
 KILLED = """

@@ -49,7 +49,7 @@ def workplace(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.Monke
     write_recipe(
         tmp_path,
         {name: {"model": models[name], "learning_rate": 1e-3} for name in "ab"},
-        top={"output_dir": tmp_path / "runs", "threads": 1},
+        top={"output_dir": tmp_path / "runs", "threads": 1, "processes": "inline"},
         task={"validation_size": 6},
         ood=[{"name": "clock", "options": {"operators": 4}, "validation_size": 4}],
         objective={"kl_threshold": 1e9},
@@ -67,7 +67,7 @@ def run_of(workplace: Path, name: str = "tiny") -> Path:
 def test_two_peers_learn_from_each_other_and_the_records_say_so(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 0
+    assert ftis("train", "recipe.toml") == 0
     run = run_of(workplace)
     out = " ".join(capsys.readouterr().out.split())
     rows = read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")
@@ -112,17 +112,17 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(
 
 
 def test_an_earlier_run_goes_on_or_is_left_alone(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["train", "recipe.toml", "--set", "processes=inline"]
+    base = ["train", "recipe.toml"]
     run, peer = run_of(workplace), run_of(workplace) / "F-TIS" / "b"
     assert ftis(*base) == 0
     before = records_of(run)
     capsys.readouterr()
     for more, code, words in (
         ((), 1, ["--resume"]),
-        (("--resume", "--set", "training.rounds=3"), 1, ["training.rounds"]),
-        (("--resume", "--set", "seed=0", "--set", "peers.a.learning_rate=1e-4"), 1, ["learning_rate (0.001 b"]),
-        (("--overwrite", "--set", "sampling.max_completion_length=100000"), 1, ["too long"]),
-        (("--overwrite", "--set", f"peers.a.model={workplace}/nowhere"), 1, ["nowhere"]),
+        (("--resume", "--set=training.rounds=3"), 1, ["training.rounds"]),
+        (("--resume", "--set=seed=0", "--set=peers.a.learning_rate=1e-4"), 1, ["learning_rate (0.001 b"]),
+        (("--overwrite", "--set=sampling.max_completion_length=100000"), 1, ["too long"]),
+        (("--overwrite", f"--set=peers.a.model={workplace}/nowhere"), 1, ["nowhere"]),
         (("--overwrite", "--resume"), 2, ["exclude"]),
     ):
         assert ftis(*base, *more) == code
@@ -150,10 +150,9 @@ def test_an_earlier_run_goes_on_or_is_left_alone(workplace: Path, capsys: pytest
 def test_processes_and_turns_give_the_same_numbers(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "cores", lambda: 1)  # which the two processes share
     for way in ("inline", "parallel"):
-        output = f"output_dir={workplace / way}"
-        ahead = "training.overlap=1"
-        assert ftis("train", "recipe.toml", "--set", f"processes={way}", "--set", output, "--set", ahead) == 0
-    inline, parallel = (records_of(workplace / way / "tiny-seed0") for way in ("inline", "parallel"))
+        keys = (f"--set=processes={way}", f"--set=name={way}", "--set=training.overlap=1")
+        assert ftis("train", "recipe.toml", *keys) == 0
+    inline, parallel = (records_of(run_of(workplace, way)) for way in ("inline", "parallel"))
     assert differences(parallel, inline) == []
 
 
@@ -163,13 +162,16 @@ def said_rounds(process: Watched, rounds: int) -> bool:
 
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path) -> None:
-    settings = ["--set", "training.rounds=8"]
-    unbroken = ("--set", "processes=inline", "--set", f"output_dir={workplace / 'unbroken'}")
-    assert ftis("train", "recipe.toml", *settings, *unbroken) == 0
+    settings = ["--set=training.rounds=8"]
+    assert ftis("train", "recipe.toml", *settings, "--set=name=unbroken") == 0
     moments = random.Random(7)
     run = run_of(workplace)
     for rounds in (0, 3):  # that the two peers say they have finished before it is killed, some time later
-        process = Watched(command("train", "recipe.toml", "--resume", *settings), workplace / "out.txt", own_group=True)
+        process = Watched(
+            command("train", "recipe.toml", "--resume", "--set=processes=parallel", *settings),
+            workplace / "out.txt",
+            own_group=True,
+        )
         assert process.until(partial(said_rounds, process, rounds), HUNG)
         time.sleep(moments.uniform(0.0, 0.2))
         os.killpg(process.process.pid, signal.SIGKILL)
@@ -177,11 +179,10 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
         for checkpoint in run.glob("*/*/checkpoint-*"):
             AutoModelForCausalLM.from_pretrained(checkpoint)
     assert ftis("train", "recipe.toml", "--resume", *settings) == 0
-    expected, got = records_of(workplace / "unbroken" / "tiny-seed0"), records_of(run)
-    assert differences(got, expected) == []
+    unbroken = run_of(workplace, "unbroken")
+    assert differences(records_of(run), records_of(unbroken)) == []
     for peer in "ab":
-        one = weights(workplace / "unbroken" / "tiny-seed0" / "F-TIS" / peer / "checkpoint-8")
-        other = weights(run / "F-TIS" / peer / "checkpoint-8")
+        one, other = (weights(of / "F-TIS" / peer / "checkpoint-8") for of in (unbroken, run))
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -189,7 +190,7 @@ def test_several_rewards_have_their_means(workplace: Path) -> None:
     weights = {"evenness": 1.0, "first_even": -0.5}
     functions = json.dumps([f"tiny_rewards.{name}" for name in weights])
     keys = (f"reward.function={functions}", f"reward.reward_weights={list(weights.values())}", "training.rounds=2")
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", *(f"--set={key}" for key in keys)) == 0
+    assert ftis("train", "recipe.toml", *(f"--set={key}" for key in keys)) == 0
     for row in read_jsonl(run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"):
         means = {name: row[f"rewards/{name}/mean"] for name in weights}
         assert row["reward"] == pytest.approx(sum(weight * means[name] for name, weight in weights.items()))
@@ -205,12 +206,12 @@ def test_the_checkpoint_that_validates_best_stays_and_is_named(
     monkeypatch.setattr(
         Records, "evaluation", lambda self, row, all: evaluation(self, row | {"accuracy": accuracies[row["step"]]}, all)
     )
-    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.load_best_model_at_end=true"]
-    assert ftis(*base, "--set", "training.save_every=1") == 1
+    base = ["train", "recipe.toml", "--set=training.load_best_model_at_end=true"]
+    assert ftis(*base, "--set=training.save_every=1") == 1
     assert "training.eval_every (now 2)" in capsys.readouterr().err
-    base += ["--set", "training.save_every=1", "--set", "training.eval_every=1"]
+    base += ["--set=training.save_every=1", "--set=training.eval_every=1"]
     for rounds in (5, 6):
-        assert ftis(*base, "--set", f"training.rounds={rounds}", "--resume") == 0
+        assert ftis(*base, f"--set=training.rounds={rounds}", "--resume") == 0
     place = run_of(workplace) / "F-TIS" / "a"
     assert {path.name for path in place.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (2, 5, 6)}
     peer = json.loads((run_of(workplace) / "summary.json").read_text())["arms"]["F-TIS"]["a"]
@@ -219,12 +220,12 @@ def test_the_checkpoint_that_validates_best_stays_and_is_named(
 
 
 def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workplace: Path) -> None:
-    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.save_every=3"]
-    base += ["--set", "objective.beta=0.1"]
-    base += [part for key in ("train=lora", "lora_r=2") for part in ("--set", f"peers.b.{key}")]
-    assert ftis(*base, "--set", "training.rounds=6", "--set", "name=whole") == 0
-    assert ftis(*base, "--set", "training.rounds=3") == 0
-    assert ftis(*base, "--set", "training.rounds=6", "--resume") == 0
+    base = ["train", "recipe.toml", "--set=training.save_every=3"]
+    base += ["--set=objective.beta=0.1"]
+    base += [part for key in ("train=lora", "lora_r=2") for part in (f"--set=peers.b.{key}")]
+    assert ftis(*base, "--set=training.rounds=6", "--set=name=whole") == 0
+    assert ftis(*base, "--set=training.rounds=3") == 0
+    assert ftis(*base, "--set=training.rounds=6", "--resume") == 0
     whole, longer = run_of(workplace, "whole"), run_of(workplace)
     # The honesty test's threshold and the last evaluation depend on the number of rounds.
     said = differences(records_of(longer), records_of(whole))
@@ -242,8 +243,8 @@ def test_a_round_that_fails_before_it_learns_or_an_evaluation_that_fails_loses_n
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reward function may fail on any completion; it is mended, and the run goes on."""
-    keys = ("--set", "processes=inline", "--set", "training.save_every=100", "--set", "training.eval_every=1")
-    assert ftis("train", "recipe.toml", *keys, "--set", "name=unbroken") == 0
+    keys = ("--set=training.save_every=100", "--set=training.eval_every=1")
+    assert ftis("train", "recipe.toml", *keys, "--set=name=unbroken") == 0
     faults: tuple[tuple[Any, str, tuple[str, str, int]], ...] = (
         (Peer, "sample_items", ("a", "sample", 2)),
         (Records, "evaluation", ("a", "validation", 3)),
@@ -261,7 +262,7 @@ def test_a_round_that_fails_before_it_learns_or_an_evaluation_that_fails_loses_n
             return original(of, *given)
 
         name = f"{at[0]}-{at[1]}"
-        again = ("train", "recipe.toml", *keys, "--set", f"name={name}")
+        again = ("train", "recipe.toml", *keys, f"--set=name={name}")
         with monkeypatch.context() as patch:
             patch.setattr(owner, method, fails)
             assert ftis(*again) == 1
@@ -275,8 +276,8 @@ def test_a_round_that_fails_before_it_learns_or_an_evaluation_that_fails_loses_n
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "number"), [("inline", signal.SIGINT), ("parallel", signal.SIGTERM)])
 def test_a_stopped_run_saves_the_round_that_it_is_in(workplace: Path, way: str, number: int) -> None:
-    arguments = ["train", "recipe.toml", "--set", "training.rounds=1000", "--set", "training.eval_every=0"]
-    arguments += ["--set", f"processes={way}"]
+    arguments = ["train", "recipe.toml", "--set=training.rounds=1000", "--set=training.eval_every=0"]
+    arguments += [f"--set=processes={way}"]
     metrics = run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"
     process = Watched(command(*arguments), workplace / "output.txt", own_group=True)
     assert process.until(lambda: metrics.exists() and len(read_jsonl(metrics)) > 3, HUNG), "no round was finished"
@@ -301,7 +302,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) 
         "    print('scoring', flush=True)\n"
         "    threading.Event().wait()\n"
     )
-    arguments = ["train", "recipe.toml", "--set", f"processes={way}", "--set", "training.eval_every=0"]
+    arguments = ["train", "recipe.toml", f"--set=processes={way}", "--set=training.eval_every=0"]
     with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
@@ -316,19 +317,9 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(way: str, workplace: Path) 
 
 
 def test_arms_are_compared_and_only_those_asked_for_are_run(workplace: Path) -> None:
-    arms = """
-[[arms]]
-name = "alone"
-collaborate = false
-[[arms]]
-name = "NoIS"
-set = { objective.name = "NoIS" }
-[[arms]]
-name = "wide"
-set = { "training.mode" = "horizontal" }
-"""
-    (workplace / "recipe.toml").write_text((workplace / "recipe.toml").read_text() + arms)
-    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2"]
+    arms = "{name='alone', collaborate=false}, {name='NoIS', set={objective.name='NoIS'}}"
+    arms = f"--set=arms=[{arms}, {{name='wide', set={{training.mode='horizontal'}}}}]"
+    base = ["train", "recipe.toml", "--set=training.rounds=2", arms]
     assert ftis(*base, "--arm", "alone") == 0
     run = run_of(workplace)
     assert sorted(p.name for p in run.iterdir() if p.is_dir()) == ["alone"]
@@ -365,18 +356,9 @@ def test_each_starter_recipe_runs(recipe: str, workplace: Path, models: dict[str
     tiny = [f"peers.{p.name}.model={models['abc'[i % 3]]}" for i, p in enumerate(loaded.peers)]
     if recipe == "demo_lora":
         tiny = [f"peers.{p.name}.model={models['c']}" for p in loaded.peers]
-    overrides = [
-        *tiny,
-        "output_dir=runs",
-        "processes=inline",
-        "training.rounds=1",
-        "training.eval_every=0",
-        "sampling.max_completion_length=8",
-        "task.validation_size=4",
-        "ood.0.validation_size=4",
-        "reward.function=tiny_rewards.evenness",
-        "objective.kl_threshold=1e9",
-    ]
+    overrides = [*tiny, "output_dir=runs", "processes=inline", "training.rounds=1", "training.eval_every=0"]
+    overrides += ["sampling.max_completion_length=8", "task.validation_size=4", "ood.0.validation_size=4"]
+    overrides += ["reward.function=tiny_rewards.evenness", "objective.kl_threshold=1e9"]
     assert ftis("train", str(ROOT / "recipes" / f"{recipe}.toml"), *(f"--set={o}" for o in overrides)) == 0
     summary = json.loads((run_of(workplace, loaded.name) / "summary.json").read_text())
     together = [p for arm in summary["arms"].values() for p in arm.values() if p["collaborated"]]
@@ -438,11 +420,11 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
     assert not list(workplace.rglob("metrics.jsonl"))
     for arguments, code, words in (
         (["train", "recipe.toml", "--arm", "solo"], 1, ["'solo'", "F-TIS"]),
-        (["train", "recipe.toml", "--set", "output_dir=/proc/nowhere"], 1, ["/proc/nowhere"]),
+        (["train", "recipe.toml", "--set=output_dir=/proc/nowhere"], 1, ["/proc/nowhere"]),
         (["train", "recipe.toml", "--jobs", "2"], 2, ["--seeds"]),
         (["train", "recipe.toml", "--seeds", "1", "--dry-run"], 1, ["experiment.baselines", "F-TIS"]),
-        (["train", "recipe.toml", "--seeds", "2", "--set", "seed=7"], 2, ["--seeds 7-7"]),
-        (["train", "recipe.toml", "--seeds", "2", "--set", " processes = inline"], 2, ["--jobs"]),
+        (["train", "recipe.toml", "--seeds", "2", "--set=seed=7"], 2, ["--seeds 7-7"]),
+        (["train", "recipe.toml", "--seeds", "2", "--set= processes = inline"], 2, ["--jobs"]),
         (["train", "recipe.toml", "--seeds", "2", "--overwrite"], 2, ["--seeds"]),
         (["train"], 2, ["RECIPE"]),
         (["train", "nowhere.toml"], 1, ["nowhere.toml"]),
@@ -460,7 +442,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
         said = capsys.readouterr().err
         assert all(word.casefold() in said.casefold() for word in words), said
     assert not list(workplace.rglob("checkpoint-*"))
-    mended = ("--set", "training.rounds=1", "--set", "training.eval_every=0", "--set", "processes=inline")
+    mended = ("--set=training.rounds=1", "--set=training.eval_every=0")
     assert ftis("train", "recipe.toml", *mended) == 0
 
 
@@ -474,7 +456,7 @@ def test_collaborating_with_nobody_is_said_and_is_a_failure(
         return replace(whole, message=whole.message[:-1])
 
     monkeypatch.setattr(Member, "outgoing", damaged)
-    assert ftis("train", "recipe.toml", "--set", "processes=inline") == 3
+    assert ftis("train", "recipe.toml") == 3
     captured = capsys.readouterr()
     said = " ".join(captured.out.split())
     alone = "Learned from nobody else in the last"
@@ -522,7 +504,7 @@ def test_a_peer_that_lies_is_found_and_said_and_stays_in_quarantine_after_a_resu
 def test_without_any_reward_nothing_is_learned_and_that_is_said(
     workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = ["train", "recipe.toml", "--set", "processes=inline", "--set", "reward.function=tiny_rewards.none_at_all"]
+    base = ["train", "recipe.toml", "--set=reward.function=tiny_rewards.none_at_all"]
     assert ftis(*base) == 0
     assert "note: F-TIS/a: No reward yet in 4 rounds" in " ".join(capsys.readouterr().out.split())
     trained, before = weights(run_of(workplace) / "F-TIS" / "a" / "checkpoint-4"), weights(models["a"])
@@ -541,12 +523,12 @@ def test_peers_that_end_completions_by_different_tokens(
         model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("7")]
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    command = ["train", "recipe.toml", "--set", f"peers.b.model={tmp_path / 'base'}", "--set", "processes=inline"]
+    command = ["train", "recipe.toml", f"--set=peers.b.model={tmp_path / 'base'}"]
     assert ftis(*command) == 1
     said = capsys.readouterr().err
     assert "end completions by different tokens (a: <eos>, b: 7 and <eos>)" in said
     assert 'set sampling.end_tokens = ["7", "<eos>"]' in said
-    assert ftis(*command, "--set", 'sampling.end_tokens=["7","<eos>"]') == 0
+    assert ftis(*command, '--set=sampling.end_tokens=["7","<eos>"]') == 0
     seven = tokenizer.convert_tokens_to_ids("7")
     for name, other in (("a", "b"), ("b", "a")):
         directory = run_of(workplace) / "F-TIS" / name
@@ -559,8 +541,8 @@ def test_peers_that_end_completions_by_different_tokens(
 
 
 def test_the_recipe_of_a_run_is_a_recipe(workplace: Path) -> None:
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "training.rounds=2") == 0
-    assert ftis("train", str(run_of(workplace) / "recipe.json"), "--set", "name=again") == 0
+    assert ftis("train", "recipe.toml", "--set=training.rounds=2") == 0
+    assert ftis("train", str(run_of(workplace) / "recipe.json"), "--set=name=again") == 0
     ends = [weights(run_of(workplace, name) / "F-TIS" / "a" / "checkpoint-2") for name in ("tiny", "again")]
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
@@ -569,8 +551,8 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "resident_bytes", lambda: 500_000_000)  # this process may hold more by now
-    dry = ("train", "recipe.toml", "--dry-run", "--set", "peers.b.lora_r=4")
-    assert ftis(*dry, "--set", "peers.b.train=lora") == 0
+    dry = ("train", "recipe.toml", "--dry-run", "--set=peers.b.lora_r=4")
+    assert ftis(*dry, "--set=peers.b.train=lora") == 0
     out = capsys.readouterr().out
     for said in (
         r"^task clock: [0-9,]+ problems to train on, 6 to validate on, 4 out of distribution \(clock\)$",
@@ -596,7 +578,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
         wire[only] = re.findall("^wire: .*", capsys.readouterr().out, re.M)
     assert wire["alone"] == []
     assert wire["short"] != wire["long"] == wire[""]
-    alone = ("--set", "experiment.baselines=['alone']")
+    alone = "--set=experiment.baselines=['alone']"
     assert ftis("train", "recipe.toml", "--seeds", "1-2", *arms, *alone, "--dry-run") == 0
     assert "8 jobs, 0 of them finished before" in capsys.readouterr().out
     assert not (workplace / "runs").exists()
@@ -625,20 +607,14 @@ def test_a_peer_whose_process_dies_ends_the_run_in_words(workplace: Path, capsys
         "        os._exit(9)\n"
         "    return [0.0] * len(completions)\n"
     )
-    assert ftis("train", "recipe.toml", "--set", "processes=parallel") == 1
+    assert ftis("train", "recipe.toml", "--set=processes=parallel") == 1
     assert "died (exit code 9)" in capsys.readouterr().err
 
 
-EXPERIMENT_ARMS = """
-[experiment]
-baselines = ["alone-half"]
-[[arms]]
-name = "alone-half"
-collaborate = false
-budget = "generated"
-[[arms]]
-name = "F-TIS"
-"""
+def strip_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: strip_times(v) for k, v in value.items() if "seconds" not in k and k not in ("directory", "started")}
+    return [strip_times(v) for v in value] if isinstance(value, list) else value
 
 
 def rounds_recorded(directory: Path) -> int:
@@ -648,11 +624,14 @@ def rounds_recorded(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace: Path) -> None:
+def test_an_experiment_killed_and_started_again_gives_the_same_tables(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = workplace / "recipe.toml"
-    recipe.write_text(recipe.read_text() + EXPERIMENT_ARMS)
+    half = '[[arms]]\nname = "alone-half"\ncollaborate = false\nbudget = "generated"\n[[arms]]\nname = "F-TIS"\n'
+    recipe.write_text(recipe.read_text() + '[experiment]\nbaselines = ["alone-half"]\n' + half)
     base = ["train", "recipe.toml", "--seeds", "1", "--jobs", "2"]
-    assert ftis(*base, "--set", f"output_dir={workplace / 'unbroken'}") == 0
+    assert ftis(*base, f"--set=output_dir={workplace / 'unbroken'}") == 0
     process = Watched(command(*base), workplace / "out.txt", own_group=True)
     while rounds_recorded(workplace / "runs") < rounds_recorded(workplace / "unbroken") / 2:
         assert process.runs, process.lines
@@ -662,35 +641,15 @@ def test_an_experiment_killed_and_started_again_gives_the_same_tables(workplace:
     assert ftis(*base) == 0
     one, other = workplace / "unbroken" / "tiny", workplace / "runs" / "tiny"
     assert differences(*(records_of(place / "tiny-seed0") for place in (other, one))) == []
+    # A job that was killed before its last evaluation is not finished.
+    (other / "tiny-seed0" / "F-TIS" / "b" / "evaluations.jsonl").write_text("")
+    assert ftis(*base, "--dry-run") == 0
+    assert "3 jobs, 2 of them finished before" in capsys.readouterr().out
     # Equal but for what the clock and the place say.
     expected, got = (json.loads((d / "results.json").read_text()) for d in (one, other))
     assert strip_times(got) == strip_times(expected)
-    half = pq.read_table(other / "tiny-seed0" / "alone-half" / "a" / "rollouts" / "round-000000.parquet")
-    assert half.num_rows == 8  # half the prompts of a peer alone, as many as it generates in the swarm
-
-
-@pytest.mark.slow
-def test_a_job_killed_between_its_last_checkpoint_and_an_evaluation_is_not_finished(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = workplace / "recipe.toml"
-    arms = (
-        '[experiment]\nbaselines = ["alone"]\n[[arms]]\nname = "F-TIS"\n[[arms]]\nname = "alone"\ncollaborate = false\n'
-    )
-    recipe.write_text(recipe.read_text() + arms)
-    again = ("train", "recipe.toml", "--seeds", "1", "--jobs", "1", "--set", "training.rounds=1")
-    assert ftis(*again) == 0
-    run = workplace / "runs" / "tiny" / "tiny-seed0"
-    whole = records_of(run)
-    place = run / "alone" / "b"
-    lines = read_jsonl(place / "evaluations.jsonl")
-    assert [line["step"] for line in lines] == [0, 0, 1, 1]
-    (place / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines[:-1]))
-    (place / "evaluations" / f"{lines[-1]['split']}-1.jsonl").unlink()
-    capsys.readouterr()
-    assert ftis(*again) == 0
-    assert "3 jobs, 2 of them finished before" in capsys.readouterr().out
-    assert differences(records_of(run), whole) == []
+    table = pq.read_table(other / "tiny-seed0" / "alone-half" / "a" / "rollouts" / "round-000000.parquet")
+    assert table.num_rows == 8  # half the prompts of a peer alone, as many as it generates in the swarm
 
 
 FOUR_PEERS = """
@@ -732,7 +691,7 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path, capsys:
     assert "seed 0 pairs c and 1 more finished" in printed
     assert "seed 0 four finished" in printed
     apart = records_of(sizes / "runs" / "tiny" / "tiny-seed0")
-    assert ftis("train", "recipe.toml", "--set", "processes=inline", "--set", "output_dir=whole") == 0
+    assert ftis("train", "recipe.toml", "--set=output_dir=whole") == 0
     assert differences(records_of(sizes / "whole" / "tiny-seed0"), apart) == []
     plain = (sizes / "recipe.toml").read_text().partition("[[arms]]")[0]
     pair = plain[: plain.index('[[peers]]\nname = "c"')]
@@ -762,11 +721,3 @@ def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.Captur
         assert (pairs / "a" / "checkpoint-1").exists()
     assert ftis(*arguments, "--resume") == 0
     assert (pairs / "d" / "checkpoint-1").exists()
-
-
-def strip_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: strip_times(v) for k, v in value.items() if "seconds" not in k and k not in ("directory", "started")}
-    if isinstance(value, list):
-        return [strip_times(v) for v in value]
-    return value

@@ -174,7 +174,7 @@ DEMO = ("--recipe", str(Path(__file__).parents[1] / "recipes" / "demo.toml"))
 
 
 def test_prompts_that_are_too_long_with_their_completions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("eval", "starter:small", *DEMO, "--limit", "2", "--set", "sampling.max_completion_length=300")
+    asked = ("eval", "starter:small", *DEMO, "--limit", "2", "--set=sampling.max_completion_length=300")
     assert ftis(*asked) == 1
     assert "with a completion of 300 that is more than the 256 positions of starter:small" in capsys.readouterr().err
 
@@ -193,10 +193,10 @@ def test_a_peers_or_a_runs_directory_leads_to_checkpoints(tmp_path: Path, capsys
 
 
 def test_the_recipes_seed_draws_the_samples_of_its_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drawn, temperature = [], ("--set", "sampling.temperature=0.5")
+    drawn, temperature = [], ("--set=sampling.temperature=0.5")
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):
         out = tmp_path / name
-        asked = ("--limit", "6", "--samples", "4", "--set", f"seed={seed}", *temperature, "--output", str(out))
+        asked = ("--limit", "6", "--samples", "4", f"--set=seed={seed}", *temperature, "--output", str(out))
         assert ftis("eval", "starter:small", *DEMO, *asked) == 0
         drawn.append([row["samples"] for row in read_jsonl(out)])
     assert drawn[0] != drawn[1] == drawn[2]
@@ -236,8 +236,8 @@ def test_a_model_runs_as_a_peer_of_the_recipe_does(
 
     monkeypatch.setattr(Policy, "load", note)
     asked = ("eval", "starter:small", *DEMO, "--limit", "2")
-    weighed = ("--set", "reward.format_weight=0.25", "--set", 'peers.small.dtype="bfloat16"')
-    assert ftis(*asked, "--peer", "small", *weighed, "--set", 'peers.small.device="cpu"') == 0
+    weighed = ("--set=reward.format_weight=0.25", '--set=peers.small.dtype="bfloat16"')
+    assert ftis(*asked, "--peer", "small", *weighed, '--set=peers.small.device="cpu"') == 0
     assert ftis(*asked) == 0
     assert loaded == [("cpu", "bfloat16"), ("auto", "auto")]
     capsys.readouterr()

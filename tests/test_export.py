@@ -200,9 +200,9 @@ def test_an_adapter_is_refused_as_a_model_to_adapt_with_the_command_that_merges_
     monkeypatch.chdir(run.parents[1])
     monkeypatch.syspath_prepend(run.parents[1])
     place = run / "F-TIS" / "b" / "checkpoint-3"
-    again = ("train", "recipe.toml", "--dry-run", "--set", "name=again")
-    assert ftis(*again, "--set", f"peers.b.model={place}") == 1
+    again = ("train", "recipe.toml", "--dry-run", "--set=name=again")
+    assert ftis(*again, f"--set=peers.b.model={place}") == 1
     assert f"ftis export {place} --merge" in capsys.readouterr().err
     assert ftis("export", str(place), "--merge", "--to", str(tmp_path / "merged")) == 0
-    assert ftis(*again, "--set", f"peers.b.model={tmp_path / 'merged'}") == 0
-    assert ftis(*again, "--set", f"peers.a.model={place}") == 0  # in full it is merged as it is loaded
+    assert ftis(*again, f"--set=peers.b.model={tmp_path / 'merged'}") == 0
+    assert ftis(*again, f"--set=peers.a.model={place}") == 0  # in full it is merged as it is loaded

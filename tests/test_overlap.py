@@ -18,7 +18,7 @@ from run_files import differences, records_of, weights
 from twin import Twin
 
 from ftis.admission import Admitter, Collected
-from ftis.config import Recipe, RecipeError
+from ftis.config import Recipe
 from ftis.guards.regret import NoRegret
 from ftis.learning import judge
 from ftis.peer import Peer
@@ -131,11 +131,6 @@ def test_seconds_of_sampling_ahead_count_for_its_own_round_and_not_as_waiting(
     assert [(row["time/sample"], row["time/wait"], row["step_time"]) for row in rows] == [(10, 3, 13), (100, 0, 100)]
 
 
-def test_overlap_is_of_one_round(tmp_path: Path, models: dict[str, Path]) -> None:
-    with pytest.raises(RecipeError, match="overlap"):
-        recipe_in(tmp_path, models, overlap=2)
-
-
 # --- killed and resumed -----------------------------------------------------------------------------------------------
 
 
@@ -198,13 +193,8 @@ class OfSpeed:
     def train(self, say: Say) -> None:
         self.life += 1
         key = Ed25519PrivateKey.from_private_bytes(bytes(32))
-        limits: dict[str, Any] = {
-            "max_bytes": 1,
-            "max_items": 1,
-            "outbox": self.place / "outbox",
-            "incarnation": self.life,
-        }
-        network = NetworkExchange(self.recipe, "a", run="0" * 32, facts={}, key=key, roster=None, **limits)
+        keys: dict[str, Any] = {"key": key, "roster": None, "max_bytes": 1, "max_items": 1, "incarnation": self.life}
+        network = NetworkExchange(self.recipe, "a", run="0" * 32, facts={}, outbox=self.place / "outbox", **keys)
 
         def hear(event: Event) -> None:
             say(event)

@@ -36,7 +36,7 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recipe_of(*peers: dict[str, Any], **keys: Any) -> Recipe:
-    named = [{"name": f"p{i}", **peer} for i, peer in enumerate(peers)]
+    named = [{"name": f"p{i}", "model": "m", **peer} for i, peer in enumerate(peers)]
     return parse({"name": "r", "task": {"name": "clock"}, "peers": named, **keys}, where="test")
 
 
@@ -126,30 +126,30 @@ def test_peers_of_a_run_keep_their_base_at_one_address(
     assert len(trimmed) == 6  # of each peer, when it is loaded, when it waits and at its end
 
 
-def peer(name: str, **keys: Any) -> PeerConfig:
-    return PeerConfig(name=name, model="m", **keys)
+MEMORY = Memory(program=7, weights=1100, moments=200, gradients=100, update=50, sampling=30, microbatches=2)
+
+
+def peer(name: str, **keys: Any) -> tuple[PeerConfig, Memory]:
+    return PeerConfig(name=name, model="m", **keys), MEMORY
 
 
 def test_in_one_process_a_shared_base_counts_once() -> None:
-    memory = Memory(program=7, weights=1100, moments=200, gradients=100, update=50, sampling=30, microbatches=2)
+    memory = MEMORY
     assert memory.peak == 7 + 1100 + 200 + 30 + 150
     lora = {"train": "lora"}
-    assert in_one_process([(peer("a", **lora), memory)]) == memory.peak
+    assert in_one_process([peer("a", **lora)]) == memory.peak
     own = 100 + 200 + 100
     in_four_bits = {"train": "lora", "frozen_dtype": "nf4"}
     for keys in (lora, in_four_bits):
-        assert in_one_process([(peer("a", **keys), memory), (peer("b", **keys), memory)]) == memory.peak + own
+        assert in_one_process([peer("a", **keys), peer("b", **keys)]) == memory.peak + own
     for keys in ({}, in_four_bits):
-        assert in_one_process([(peer("a", **lora), memory), (peer("b", **keys), memory)]) == memory.peak + 1000 + own
+        assert in_one_process([peer("a", **lora), peer("b", **keys)]) == memory.peak + 1000 + own
 
 
 def test_in_turns_on_one_card_a_peer_has_it_alone_beside_a_shared_base() -> None:
-    memory = Memory(program=7, weights=1100, moments=200, gradients=100, update=50, sampling=30, microbatches=2)
-    peers = [peer("a", train="lora"), peer("b", train="lora"), peer("c"), peer("d", train="lora", frozen_dtype="nf4")]
-    found = [(one, memory) for one in peers]
+    found = [peer("a", train="lora"), peer("b", train="lora"), peer("c"), peer("d", train="lora", frozen_dtype="nf4")]
     assert in_turn(found) == {"a": 1487, "b": 1487, "c": 2487, "d": 2487}
-    keys = {"model": "m", "device": "cpu"}
-    recipe = recipe_of(*[keys] * 4, offload="always", training={"prompts_per_round": 4})
+    recipe = recipe_of(*[{"device": "cpu"}] * 4, offload="always", training={"prompts_per_round": 4})
     (line,) = estimate._moving(recipe, found)
     # Of a and b, adapter and moments move: 100 + 200 there and back. Of c and d all, and 100 + 200 back.
     assert all(size in line for size in ("2.49 kB while c works", "3.2 kB to the device", "1.2 kB back", "3.7e-07 s"))
@@ -157,9 +157,8 @@ def test_in_turns_on_one_card_a_peer_has_it_alone_beside_a_shared_base() -> None
 
 
 def test_a_round_s_seconds_on_a_card_are_bytes_and_operations_at_shares_of_its_peaks() -> None:
-    keys = {"model": "m", "device": "cpu"}
-    sampling = {"num_generations": 6, "max_completion_length": 100, "batch_size": 4}
-    recipe = recipe_of(keys, {**keys, "train": "lora"}, training={"prompts_per_round": 4}, sampling=sampling)
+    sampling, cpu = {"num_generations": 6, "max_completion_length": 100, "batch_size": 4}, {"device": "cpu"}
+    recipe = recipe_of(cpu, cpu | {"train": "lora"}, training={"prompts_per_round": 4}, sampling=sampling)
     # 12 rollouts of 50 tokens, 4 at a time, are 150 steps at 9e8 / 9e10 s; 24 are trained on.
     for peer, operations in zip(recipe.peers, (8, 6), strict=True):
         guess = guess_on_card(recipe, peer, 10**9, 9 * 10**8)
@@ -183,57 +182,48 @@ def test_peers_leave_a_gpu_that_they_share(
     if gpus:
         with_gpus(monkeypatch, *[True] * gpus)
     for offload, expected in (("auto", leave), ("never", False), ("always", len(devices) > 1)):
-        peers = [{"model": "m", "device": device} for device in devices]
-        recipe = recipe_of(*peers, offload=offload, training={"prompts_per_round": 6})
+        recipe = recipe_of(
+            *({"device": device} for device in devices), offload=offload, training={"prompts_per_round": 6}
+        )
         assert offloads(recipe, recipe.peers) == expected
 
 
-@pytest.mark.parametrize(
-    ("left", "said"),
-    [(0, ""), (10**6, " (both are more than the 1 MB"), (1500, " (the most is more than the 1.5 kB"), (10**12, "")],
-    ids=["unknown", "too little", "enough for what is likely", "enough"],
-)
-def test_more_memory_than_there_is_is_told(left: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "available_bytes", lambda: left)
-    if left == 1500:
-        of = Memory(program=0, weights=0, moments=0, gradients=0, update=900, sampling=0, microbatches=1)
-        of = replace(of, activations=800, share=0.25)
-        monkeypatch.setattr(estimate, "peak_memory", lambda *_: of)
-        monkeypatch.setattr(estimate, "in_one_process", lambda found: sum(memory.peak for _, memory in found))
-    recipe = load(ROOT / "recipes" / "demo_pair.toml", ["peers.*.device=cpu"])
-    (line,) = (line for line in estimate.estimate(arms_of(recipe)) if line.startswith("together"))
-    assert ("that this machine has left: " in line) == bool(said)
-    assert said in line
-    if left == 1500:
-        assert line.startswith("together: at most 1.8 kB of memory ")
-        assert ", likely 600 B (" in line
+NOTHING = Memory(program=0, weights=0, moments=0, gradients=0, update=0, sampling=0, microbatches=1)
+LIKELY = replace(NOTHING, update=900, activations=800, share=0.25)
+LARGE = replace(NOTHING, weights=10**7)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "devices", "said"),
+    ("memory", "left", "gpus", "devices", "said"),
     [
-        (1, ["cuda", "cuda"], " (both are more than the 1 MB that its GPU has left: "),
-        (2, ["cuda:0", "cuda:0"], ""),
-        (2, ["cuda:0", "cuda:1"], ""),
-        (1, ["cpu", "cuda"], ""),
-        (1, ["cpu", "cpu"], " (both are more than the 1 kB that this machine has left: "),
+        (LARGE, 0, 0, "cpu cpu", ""),
+        (LARGE, 10**6, 0, "cpu cpu", " (both are more than the 1 MB that this machine has left: "),
+        (LIKELY, 1500, 0, "cpu cpu", " (the most is more than the 1.5 kB that this machine has left: "),
+        (LARGE, 10**12, 0, "cpu cpu", ""),
+        (LARGE, 1000, 1, "cuda cuda", " (both are more than the 1 MB that its GPU has left: "),
+        (LARGE, 1000, 2, "cuda:0 cuda:0", ""),
+        (LARGE, 1000, 2, "cuda:0 cuda:1", ""),
+        (LARGE, 1000, 1, "cpu cuda", ""),
+        (LARGE, 1000, 1, "cpu cpu", " (both are more than the 1 kB that this machine has left: "),
     ],
-    ids=["one GPU", "peers are spread over two", "on two by the recipe", "a CPU beside it", "CPUs beside a GPU"],
 )
-def test_more_memory_than_a_gpu_has_is_told(
-    gpus: int, devices: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_more_memory_than_there_is_is_told(
+    memory: Memory, left: int, gpus: int, devices: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(estimate, "available_bytes", lambda: left)
+    monkeypatch.setattr(estimate, "peak_memory", lambda *_: memory)
+    monkeypatch.setattr(estimate, "in_one_process", lambda found: sum(memory.peak for _, memory in found))
+    monkeypatch.setattr(estimate, "bandwidth", lambda device: 0.0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**6, 10**10))
-    monkeypatch.setattr(estimate, "bandwidth", lambda device: 0.0)
-    memory = Memory(program=0, weights=10**7, moments=0, gradients=0, update=0, sampling=0, microbatches=1)
-    monkeypatch.setattr(estimate, "peak_memory", lambda *_: memory)
-    keys = [f"peers.{i}.device={device}" for i, device in enumerate(devices)]
+    keys = [f"peers.{i}.device={device}" for i, device in enumerate(devices.split())]
     recipe = load(ROOT / "recipes" / "demo_pair.toml", keys)
     (line,) = (line for line in estimate.estimate(arms_of(recipe)) if line.startswith("together"))
     assert said in line
     assert ("has left: " in line) == bool(said)
+    if memory is LIKELY:
+        assert line.startswith("together: at most 1.8 kB of memory ")
+        assert ", likely 600 B (" in line
 
 
 @pytest.mark.parametrize(
@@ -254,7 +244,7 @@ def test_checkpoints_kept(
     """The newest is whole before an older one goes."""
     training: dict[str, Any] = {"rounds": rounds, "save_every": every, "save_total_limit": limit, "eval_every": every}
     training |= {"load_best_model_at_end": best, "no_regret": no_regret}
-    of = recipe_of({"model": "m"}, training=training).training
+    of = recipe_of({}, training=training).training
     assert (checkpoints_kept(of), checkpoints_at_once(of)) == (kept, at_once)
 
 
@@ -263,9 +253,8 @@ def test_a_dry_run_is_about_the_arms_that_are_named(
 ) -> None:
     peers = {name: {"model": str(tiny_model_dir()), "device": "cpu"} for name in "ab"}
     arms: list[dict[str, Any]] = [{"name": "alone", "collaborate": False}, {"name": "F-TIS"}, {"name": "NoIS"}]
-    path = str(
-        write_recipe(tmp_path, peers, arms=arms, training={"rounds": 4, "save_every": 4, "prompts_per_round": 8})
-    )
+    training = {"rounds": 4, "save_every": 4, "prompts_per_round": 8}
+    path = str(write_recipe(tmp_path, peers, arms=arms, training=training))
     sampled: list[tuple[str, int]] = []
 
     def measured(swarm: Recipe, peer: PeerConfig, *args: Any) -> Memory:
@@ -289,24 +278,19 @@ def test_a_dry_run_is_about_the_arms_that_are_named(
     assert sampled == [("a", 4), ("b", 4)]
     assert whole == pytest.approx(3 * one, rel=0.01)
     assert disk("--arm", "F-TIS", "--arm", "NoIS")[0] == pytest.approx(2 * one, rel=0.01)
-    assert disk("--arm", "F-TIS", "--set", "training.save_every=2")[0] == pytest.approx(2 * one, rel=0.01)
+    assert disk("--arm", "F-TIS", "--set=training.save_every=2")[0] == pytest.approx(2 * one, rel=0.01)
     assert ftis("train", path, "--dry-run", "--arm", "TIS") == 1
     assert "no arm 'TIS' in the recipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("finished", "steps", "lost"),
-    [
-        (7, [], True),
-        (7, [3, 6], False),
-        (3, [], False),  # it was killed while it saved its first
-        (0, [], False),
-    ],
+    [(7, [], True), (7, [3, 6], False), (3, [], False), (0, [], False)],  # 3: killed while it saved its first
 )
 def test_records_without_a_checkpoint_are_not_trained_over(
     finished: int, steps: list[int], lost: bool, tmp_path: Path
 ) -> None:
-    recipe = recipe_of({"model": "m"}, {"model": "m"}, training={"rounds": 9, "save_every": 3})
+    recipe = recipe_of({}, {}, training={"rounds": 9, "save_every": 3})
     other, peer = tmp_path / "p0", tmp_path / "p1"
     (other / "checkpoint-6").mkdir(parents=True)
     for step in steps:
@@ -328,7 +312,7 @@ def test_records_without_a_checkpoint_are_not_trained_over(
 def test_peers_are_spread_over_the_gpus(gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     arms = [{"name": "alone", "collaborate": False}]
-    recipe = recipe_of(*[{"model": "m"}] * 3, training={"prompts_per_round": 12}, arms=arms)
+    recipe = recipe_of({}, {}, {}, training={"prompts_per_round": 12}, arms=arms)
     (arm,) = arms_of(recipe)
     parts = [(part.first, peer) for part, peer in zip(arm.parts(), recipe.peers, strict=True)]
     assert [first for first, _ in parts] == [0, 1, 2]

@@ -123,11 +123,11 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
     for arguments, code, words in (
         (["--resume", "3"], 1, ["0, 2, 4, 6", "save_total_limit"]),
         (["--resume", "2", "--arm", "x"], 1, ["'x'", "alone, F-TIS"]),
-        (["--resume", "2", "--set", "seed=3"], 1, ["neither a run"]),
-        (["--resume", "2", "--set", "sampling.temperature=0.5"], 1, ["sampling.temperature"]),
-        (["--resume", "2", "--set", "training.rounds=1"], 1, ["training.rounds = 1"]),
-        (["--resume", "2", "--set", "training.rounds=2", "--arm", "alone"], 1, ["arm F-TIS"]),
-        (["--resume", "2", "--set", "task.seed=3"], 1, ["task.seed"]),
+        (["--resume", "2", "--set=seed=3"], 1, ["neither a run"]),
+        (["--resume", "2", "--set=sampling.temperature=0.5"], 1, ["sampling.temperature"]),
+        (["--resume", "2", "--set=training.rounds=1"], 1, ["training.rounds = 1"]),
+        (["--resume", "2", "--set=training.rounds=2", "--arm", "alone"], 1, ["arm F-TIS"]),
+        (["--resume", "2", "--set=task.seed=3"], 1, ["task.seed"]),
         (["--resume=x"], 2, ["'x'"]),
         (["--resume", "2", "--overwrite"], 2, ["--overwrite"]),
         (["--resume", "2", "--seeds", "2"], 2, ["recipe.json"]),
@@ -197,7 +197,7 @@ def test_a_recipe_that_only_warns_learns_from_a_liar_until_it_is_told_otherwise(
     recipe = json.loads((run / "recipe.json").read_text())
     recipe["honesty"]["action"] = "warn"
     (run / "recipe.json").write_text(json.dumps(recipe))
-    assert ftis("train", "recipe.toml", "--resume", "2", "--set", "honesty.action=quarantine") == 0
+    assert ftis("train", "recipe.toml", "--resume", "2", "--set=honesty.action=quarantine") == 0
     assert "--set honesty.action=quarantine" in capsys.readouterr().out
     assert [row["peer/b/admitted"] for row in rows(run, "a")] == [8, 8, 0, 0, 0, 0]
     # Without the later checkpoints, the records alone know who lied.

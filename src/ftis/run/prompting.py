@@ -40,7 +40,7 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         tasks: of each arm, the task that is trained on and those out of distribution.
 
     Returns:
-        remarks on the prompts, a line for each with the models that it is about.
+        remarks on the prompts, each with a model that it is about.
 
     Raises:
         RecipeError: a stop string holds a token that text leaves out.
@@ -49,25 +49,22 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         RunError: a prompt with its completion is longer than the model, holds a token without embedding, or asks for
             tags that text leaves out.
     """
-    asked: dict[tuple[str, ...], tuple[Recipe, Sequence[Task], list[str]]] = {}  # arms have most of it in common
+    asked: dict[tuple[str, ...], tuple[str, Recipe, Sequence[Task]]] = {}  # arms have most of it in common
     for arm, of_arm in zip(arms, tasks, strict=True):
-        recipe = arm.recipe
+        recipe, sampling = arm.recipe, arm.recipe.sampling
         texts = [one.model_dump_json() for one in (recipe.prompt, recipe.reward, recipe.task, *recipe.ood)]
-        sampling = recipe.sampling
-        sampled = str(sampling.max_completion_length), *sampling.end_tokens, "", *sampling.stop
-        for model in {peer.model: None for peer in recipe.peers}:
-            place = starters.place_of(model)
-            _, _, models = asked.setdefault((place, *texts, *sampled), (recipe, of_arm, []))
-            models += [model] if model not in models else []
+        texts.append(sampling.model_dump_json(include={"max_completion_length", "end_tokens", "stop"}))
+        for peer in recipe.peers:
+            asked.setdefault((starters.place_of(peer.model), *texts), (peer.model, recipe, of_arm))
     lines: list[str] = []
-    for (place, *_), (recipe, of_arm, models) in asked.items():
+    for (place, *_), (model, recipe, of_arm) in asked.items():
         tokenizer, most = load_tokenizer(place), recipe.sampling.max_completion_length
-        check_stop(recipe.sampling.stop, tokenizer, models[0])
-        _require_tags(models[0], recipe, tokenizer)
+        check_stop(recipe.sampling.stop, tokenizer, model)
+        _require_tags(model, recipe, tokenizer)
         for tools, problems in _begun(recipe, of_arm):
             require_tools(tools, recipe.prompt, tokenizer)
-            require_fit(models[0], place, recipe.prompt, most, tokenizer, problems, list(tools.values()))
-        lines += [f"{', '.join(models)}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
+            require_fit(model, place, recipe.prompt, most, tokenizer, problems, list(tools.values()))
+        lines += [f"{model}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
     return list(dict.fromkeys(lines))
 
 

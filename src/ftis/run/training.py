@@ -41,11 +41,7 @@ from ftis.sampling import Sampler
 
 
 class Drawing(NamedTuple):
-    """A draw that goes on while the peer learns.
-
-    Attributes:
-        started: seconds until it went on by itself.
-    """
+    """A draw that goes on while the peer learns, and the seconds until it went on by itself."""
 
     groups: Future[list[Group]]
     sampler: Copied

@@ -44,12 +44,7 @@ class Stop(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """One call in a process of its own.
-
-    Attributes:
-        label: its name in messages.
-        asks: whether it asks its parent.
-    """
+    """One call in a process of its own."""
 
     label: str
     function: Callable[..., None]
@@ -229,11 +224,7 @@ def _heard(pipe: Connection) -> Iterator[Any]:
 
 
 class Parent:
-    """A job's view of the process that started it.
-
-    Attributes:
-        stop: set when the job is asked to stop.
-    """
+    """A job's view of the process that started it, which may ask it to ``stop``."""
 
     def __init__(self, pipe: Connection) -> None:
         self.stop = threading.Event()
