@@ -43,17 +43,23 @@ from ftis.run.runs import run as train
 from recipes import write_recipe
 
 
-@pytest.fixture
-def workplace(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a recipe and a reward module, as a user's would be; commands run in it."""
-    write_recipe(
-        tmp_path,
-        {name: {"model": models[name], "learning_rate": 1e-3} for name in "ab"},
-        top={"output_dir": tmp_path / "runs", "threads": 1, "processes": "inline"},
+def write(place: Path, models: dict[str, Path], peers: str = "ab", **more: Any) -> Path:
+    """The recipe of peers ``a``, ``b``, ``c`` and ``d``, or some of them, with the tests' reward module beside it."""
+    return write_recipe(
+        place,
+        {name: {"model": models["abca"["abcd".index(name)]], "learning_rate": 1e-3} for name in peers},
+        top={"output_dir": place / "runs", "threads": 1, "processes": "inline"},
         task={"validation_size": 6},
         ood=[{"name": "clock", "options": {"operators": 4}, "validation_size": 4}],
         objective={"kl_threshold": 1e9},
+        **more,
     )
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a recipe and a reward module, as a user's would be; commands run in it."""
+    write(tmp_path, models)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "tiny_rewards", raising=False)
@@ -69,7 +75,7 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(
 ) -> None:
     assert ftis("train", "recipe.toml") == 0
     run = run_of(workplace)
-    out = " ".join(capsys.readouterr().out.split())
+    ended = " ".join(capsys.readouterr().out.split())
     rows = read_jsonl(run / "F-TIS" / "a" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
@@ -101,7 +107,6 @@ def test_two_peers_learn_from_each_other_and_the_records_say_so(
     # A checkpoint is an ordinary model directory, and the command's end names it.
     place = run / "F-TIS" / "a"
     assert sorted(p.name for p in place.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
-    ended = " ".join(out.split())
     for named in (f"{place.parent}: a/checkpoint-4, b/checkpoint-4", f"a new run in {run}", f"ftis report {run}"):
         assert named in ended
     model, tokenizer = (of.from_pretrained(place / "checkpoint-4") for of in (AutoModelForCausalLM, AutoTokenizer))
@@ -167,11 +172,8 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
     moments = random.Random(7)
     run = run_of(workplace)
     for rounds in (0, 3):  # that the two peers say they have finished before it is killed, some time later
-        process = Watched(
-            command("train", "recipe.toml", "--resume", "--set=processes=parallel", *settings),
-            workplace / "out.txt",
-            own_group=True,
-        )
+        line = command("train", "recipe.toml", "--resume", "--set=processes=parallel", *settings)
+        process = Watched(line, workplace / "out.txt", own_group=True)
         assert process.until(partial(said_rounds, process, rounds), HUNG)
         time.sleep(moments.uniform(0.0, 0.2))
         os.killpg(process.process.pid, signal.SIGKILL)
@@ -220,9 +222,8 @@ def test_the_checkpoint_that_validates_best_stays_and_is_named(
 
 
 def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workplace: Path) -> None:
-    base = ["train", "recipe.toml", "--set=training.save_every=3"]
-    base += ["--set=objective.beta=0.1"]
-    base += [part for key in ("train=lora", "lora_r=2") for part in (f"--set=peers.b.{key}")]
+    base = ["train", "recipe.toml", "--set=training.save_every=3", "--set=objective.beta=0.1"]
+    base += ["--set=peers.b.train=lora", "--set=peers.b.lora_r=2"]
     assert ftis(*base, "--set=training.rounds=6", "--set=name=whole") == 0
     assert ftis(*base, "--set=training.rounds=3") == 0
     assert ftis(*base, "--set=training.rounds=6", "--resume") == 0
@@ -253,13 +254,11 @@ def test_a_round_that_fails_before_it_learns_or_an_evaluation_that_fails_loses_n
     for owner, method, at in faults:
         original = getattr(owner, method)
 
-        def fails(of: Any, *given: Any, at: Any = at, original: Any = original) -> Any:
-            drawn = isinstance(of, Peer)
-            if at == (
-                (of.name, given[3], given[2]) if drawn else (of.directory.name, given[0]["split"], given[0]["step"])
-            ):
+        def fails(of: Any, first: Any, *given: Any, at: Any = at, original: Any = original) -> Any:
+            of_draw = isinstance(of, Peer) and (of.name, given[2], given[1])
+            if at == (of_draw or (of.directory.name, first["split"], first["step"])):
                 raise RewardError("reward.function raised")
-            return original(of, *given)
+            return original(of, first, *given)
 
         name = f"{at[0]}-{at[1]}"
         again = ("train", "recipe.toml", *keys, f"--set=name={name}")
@@ -276,10 +275,10 @@ def test_a_round_that_fails_before_it_learns_or_an_evaluation_that_fails_loses_n
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "number"), [("inline", signal.SIGINT), ("parallel", signal.SIGTERM)])
 def test_a_stopped_run_saves_the_round_that_it_is_in(workplace: Path, way: str, number: int) -> None:
-    arguments = ["train", "recipe.toml", "--set=training.rounds=1000", "--set=training.eval_every=0"]
-    arguments += [f"--set=processes={way}"]
+    keys = ("training.rounds=1000", "training.eval_every=0", f"processes={way}")
     metrics = run_of(workplace) / "F-TIS" / "a" / "metrics.jsonl"
-    process = Watched(command(*arguments), workplace / "output.txt", own_group=True)
+    line = command("train", "recipe.toml", *(f"--set={key}" for key in keys))
+    process = Watched(line, workplace / "output.txt", own_group=True)
     assert process.until(lambda: metrics.exists() and len(read_jsonl(metrics)) > 3, HUNG), "no round was finished"
     process.signal_all(number)
     status, output = process.wait(HUNG), "".join(process.lines)
@@ -442,8 +441,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_nothing_is_written(
         said = capsys.readouterr().err
         assert all(word.casefold() in said.casefold() for word in words), said
     assert not list(workplace.rglob("checkpoint-*"))
-    mended = ("--set=training.rounds=1", "--set=training.eval_every=0")
-    assert ftis("train", "recipe.toml", *mended) == 0
+    assert ftis("train", "recipe.toml", "--set=training.rounds=1", "--set=training.eval_every=0") == 0
 
 
 def test_collaborating_with_nobody_is_said_and_is_a_failure(
@@ -473,12 +471,8 @@ def test_a_peer_that_lies_is_found_and_said_and_stays_in_quarantine_after_a_resu
     workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three peers, so that the honest two go on with each other."""
-    trained = {"learning_rate": 1e-3}
-    peers = {
-        "a": {"model": models["a"], **trained},
-        "b": {"model": models["b"], "attack": "research.attacks.understated", **trained},
-    }
-    peers["c"] = {"model": models["a"], **trained}
+    peers = {name: {"model": models["aba"[i]], "learning_rate": 1e-3} for i, name in enumerate("abc")}
+    peers["b"]["attack"] = "research.attacks.understated"
     write_recipe(workplace, peers, top={"threads": 1, "processes": "inline"}, training={"prompts_per_round": 12})
     assert ftis("train", "recipe.toml") == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -504,8 +498,7 @@ def test_a_peer_that_lies_is_found_and_said_and_stays_in_quarantine_after_a_resu
 def test_without_any_reward_nothing_is_learned_and_that_is_said(
     workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = ["train", "recipe.toml", "--set=reward.function=tiny_rewards.none_at_all"]
-    assert ftis(*base) == 0
+    assert ftis("train", "recipe.toml", "--set=reward.function=tiny_rewards.none_at_all") == 0
     assert "note: F-TIS/a: No reward yet in 4 rounds" in " ".join(capsys.readouterr().out.split())
     trained, before = weights(run_of(workplace) / "F-TIS" / "a" / "checkpoint-4"), weights(models["a"])
     assert all(torch.equal(trained[name], before[name]) for name in before)
@@ -625,11 +618,10 @@ def rounds_recorded(directory: Path) -> int:
 
 @pytest.mark.slow
 def test_an_experiment_killed_and_started_again_gives_the_same_tables(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = workplace / "recipe.toml"
-    half = '[[arms]]\nname = "alone-half"\ncollaborate = false\nbudget = "generated"\n[[arms]]\nname = "F-TIS"\n'
-    recipe.write_text(recipe.read_text() + '[experiment]\nbaselines = ["alone-half"]\n' + half)
+    half = {"name": "alone-half", "collaborate": False, "budget": "generated"}
+    write(workplace, models, arms=[half, {"name": "F-TIS"}], experiment={"baselines": ["alone-half"]})
     base = ["train", "recipe.toml", "--seeds", "1", "--jobs", "2"]
     assert ftis(*base, f"--set=output_dir={workplace / 'unbroken'}") == 0
     process = Watched(command(*base), workplace / "out.txt", own_group=True)
@@ -652,38 +644,19 @@ def test_an_experiment_killed_and_started_again_gives_the_same_tables(
     assert table.num_rows == 8  # half the prompts of a peer alone, as many as it generates in the swarm
 
 
-FOUR_PEERS = """
-[[peers]]
-name = "c"
-model = "{c}"
-learning_rate = 1e-3
-[[peers]]
-name = "d"
-model = "{a}"
-learning_rate = 1e-3
-[[arms]]
-name = "alone-part"
-collaborate = false
-budget = "generated"
-[[arms]]
-name = "pairs"
-set = {{ training.swarm_size = 2, training.prompts_per_round = 2 }}
-[[arms]]
-name = "four"
-"""
-
-
 @pytest.fixture
 def sizes(workplace: Path, models: dict[str, Path]) -> Path:
     """The recipe with four peers and swarms of three sizes as arms, each peer sampling one prompt."""
-    recipe = workplace / "recipe.toml"
-    four = FOUR_PEERS.format(**models) + '[experiment]\nbaselines = ["alone-part"]\n'
-    recipe.write_text(recipe.read_text().rstrip() + four)
+    part = {"name": "alone-part", "collaborate": False, "budget": "generated"}
+    pairs = {"name": "pairs", "set": {"training": {"swarm_size": 2, "prompts_per_round": 2}}}
+    write(workplace, models, "abcd", arms=[part, pairs, {"name": "four"}], experiment={"baselines": ["alone-part"]})
     return workplace
 
 
 @pytest.mark.slow
-def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_swarms_trained_apart_give_what_the_whole_arms_give(
+    sizes: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """As jobs of an experiment, one swarm each, and arm by arm in one process; as arms and as recipes of their own."""
     assert ftis("train", "recipe.toml", "--seeds", "1", "--jobs", "2") == 0
     printed = capsys.readouterr().out
@@ -693,22 +666,18 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(sizes: Path, capsys:
     apart = records_of(sizes / "runs" / "tiny" / "tiny-seed0")
     assert ftis("train", "recipe.toml", "--set=output_dir=whole") == 0
     assert differences(records_of(sizes / "whole" / "tiny-seed0"), apart) == []
-    plain = (sizes / "recipe.toml").read_text().partition("[[arms]]")[0]
-    pair = plain[: plain.index('[[peers]]\nname = "c"')]
-    for arm, m, peers, text in (("alone-part", 1, "abcd", plain), ("pairs", 2, "ab", pair), ("four", 4, "abcd", plain)):
-        (sizes / "plain.toml").write_text(text)
+    for arm, m, peers in (("alone-part", 1, "abcd"), ("pairs", 2, "ab"), ("four", 4, "abcd")):
+        write(sizes, models, peers)
         keys = [f"training.swarm_size={m}", f"training.prompts_per_round={m}", f"output_dir={arm}"]
-        assert ftis("train", "plain.toml", *(f"--set={key}" for key in (*keys, "processes=inline"))) == 0
+        assert ftis("train", "recipe.toml", *(f"--set={key}" for key in keys)) == 0
+        places = (sizes / arm / "tiny-seed0" / "F-TIS", sizes / "runs" / "tiny" / "tiny-seed0" / arm)
         for peer in peers:
-            one, other = (
-                weights(place / peer / "checkpoint-4")
-                for place in (sizes / arm / "tiny-seed0" / "F-TIS", sizes / "runs" / "tiny" / "tiny-seed0" / arm)
-            )
+            one, other = (weights(place / peer / "checkpoint-4") for place in places)
             assert all(torch.equal(one[name], other[name]) for name in one), (arm, peer)
 
 
 def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["processes=inline", "training.rounds=1", "training.eval_every=0"]
+    settings = ["training.rounds=1", "training.eval_every=0"]
     recipe = load("recipe.toml", settings)
     pairs = run_of(sizes) / "pairs"
     with locked(pairs / ".lock@c", 0):

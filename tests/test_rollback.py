@@ -144,11 +144,12 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
         with pytest.raises(InUseError):
             roll_back(run, 2, ["F-TIS"])
         assert len(roll_back(run, 2, ["F-TIS"], dry_run=True).peers) == 2
-    (run / "F-TIS" / "b" / "checkpoint-2" / "model.safetensors").rename(tmp_path / "kept")
-    (run / "F-TIS" / "b" / "checkpoint-2" / "model.safetensors").write_bytes(b"half")
+    file = run / "F-TIS" / "b" / "checkpoint-2" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(b"half")
     with pytest.raises(FtisError, match=r"model\.safetensors"):
         roll_back(run, 2)
-    (tmp_path / "kept").replace(run / "F-TIS" / "b" / "checkpoint-2" / "model.safetensors")
+    file.write_bytes(whole)
     assert files_of(run) == before
     with pytest.raises(FtisError, match="ftis train"):
         roll_back(tmp_path, 0)

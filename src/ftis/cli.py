@@ -218,10 +218,9 @@ def preflight(
 
     display = Display(console)
     which = f"{chosen[0].name}, the first (--arm names another)" if len(loaded.arms) > 1 and not arm else chosen[0].name
-    most = max(swarm.training.prompts_per_round for swarm in chosen[0].swarms)
     console.print(
-        f"arm {which}: one after the other each peer loads its model, samples {counted(min(groups, most), 'group')}"
-        f"{', as a round has no more,' * (groups > most)} and learns from some; nothing of it is kept; Ctrl-C ends it"
+        f"arm {which}: one after the other each peer loads its model, samples up to {counted(groups, 'group')} and "
+        f"learns from some; nothing of it is kept; Ctrl-C ends it"
     )
     try:
         with display.live(resumes=False):
