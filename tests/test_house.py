@@ -42,7 +42,7 @@ WINGS = {
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity certificates manifest session offers others outbox pace shares rounds link",
-    "run": "together accusations checkpoint evaluate training membership assembly workers outlook prompting exchange "
+    "run": "together accusations checkpoint evaluate training membership assembly workers prompting exchange "
     "prepare provenance claiming processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",
     "view": "charts sections figures sentences exchanges completions arm jobs comparison tables card progress "

@@ -24,8 +24,16 @@ from ftis.engines.rows import shared_beginning
 from ftis.models import starters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
-from ftis.run.outlook import LIKELY_LENGTH, LIKELY_SIGNAL
-from ftis.run.processes import SMALL, frozen_base, known_parameters, offloads, runs_in_parallel, shared_bases
+from ftis.run.processes import (
+    LIKELY_LENGTH,
+    LIKELY_SIGNAL,
+    SMALL,
+    frozen_base,
+    known_parameters,
+    offloads,
+    runs_in_parallel,
+    shared_bases,
+)
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt

@@ -19,9 +19,8 @@ from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment
 from ftis.records.events import JobEnded, JobsKnown, Say, placed, unheard
 from ftis.records.plan import experiment_before, write_experiment
 from ftis.run.claiming import claim
-from ftis.run.outlook import guess_seconds
 from ftis.run.prepare import Checked, check_to_train
-from ftis.run.processes import known_parameters
+from ftis.run.processes import guess_seconds, known_parameters
 from ftis.run.provenance import provenance
 from ftis.run.runs import is_finished, resume_step, run
 from ftis.run.workers import Job, Stop, run_jobs

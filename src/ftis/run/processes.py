@@ -1,12 +1,14 @@
 """Decisions on processes: which peers run in parallel, how many compute at a time, which share a base or a GPU.
 
-The sizes of models decide, so this module counts their parameters too.
+The sizes of models decide, so this module counts their parameters too, and guesses the duration of training before any
+round is measured: the longest jobs begin first by it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 
@@ -14,7 +16,7 @@ from ftis.config import PeerConfig, Recipe
 from ftis.engines.machine import cores
 from ftis.models import starters
 from ftis.policy import resolve_device
-from ftis.recipe.arms import Arm
+from ftis.recipe.arms import Arm, rollouts_per_round
 
 SMALL = 20_000_000
 """Parameters below which any number of models fits."""
@@ -24,6 +26,17 @@ PEERS_A_CORE = 2
 
 UNKNOWN_PARAMETERS = 100_000_000
 """Parameters assumed of a model that cannot be examined."""
+
+SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
+"""Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
+train at 2.3 to 4 · 10¹⁰. Counted are 2 a parameter and token to sample; 8 to train, for a forward pass that gives old
+log-probabilities, and another with its backward pass."""
+
+LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5
+"""Assumed: the probability that a group has signal, and the mean completion's fraction of the maximum."""
+
+UNKNOWN_PROBLEMS = 300
+"""The assumed number of validation problems of a task whose section gives none."""
 
 
 def runs_in_parallel(recipe: Recipe) -> bool:
@@ -86,3 +99,20 @@ def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
     """The parameters of each model in the arms and the recipe. Loads no weights."""
     models = sorted({peer.model for arm in arms for peer in arm.recipe.peers} | {peer.model for peer in recipe.peers})
     return {model: parameters_of(model) for model in models}
+
+
+def guess_seconds(swarm: Recipe, parameters: Mapping[str, int]) -> float:
+    """A guess of the seconds of one round of one peer on one core: sampling, training, and its part of evaluations.
+
+    Args:
+        swarm: with exactly the peers of the swarm.
+        parameters: of each model.
+    """
+    training = swarm.training
+    evaluations = 2 + (training.rounds // training.eval_every if training.eval_every else 0)
+    problems = sum(task.validation_size or UNKNOWN_PROBLEMS for task in (swarm.task, *swarm.ood))
+    sampled, trained = rollouts_per_round(swarm)
+    sampled_and_evaluated = sampled + problems * evaluations / training.rounds
+    tokens = LIKELY_LENGTH * swarm.sampling.max_completion_length
+    operations_each = 2 * sampled_and_evaluated / SAMPLING_RATE + 8 * trained / TRAINING_RATE
+    return fmean(parameters[peer.model] for peer in swarm.peers) * tokens * operations_each
