@@ -20,14 +20,16 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ftis.config import FtisError
 from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
 from ftis.recipe.arms import RunError
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import AskedToStop, Event, Failed, Say
-from ftis.run.together import Turns
+
+if TYPE_CHECKING:
+    from ftis.run.together import Turns
 
 POLL_SECONDS = 0.2
 PRELOADED = "ftis.run.experiments"
@@ -125,7 +127,6 @@ def run_jobs(
     if not jobs:
         return
     context, waiting, running = _context(), deque(jobs), dict[str, Worker]()
-    turns = turns or Turns([[job.label for job in jobs]], 0)  # nobody asks
     failure: str | None = None
     asked = False
     with interrupts(say, stop):
@@ -142,7 +143,7 @@ def run_jobs(
                 for label, worker in list(running.items()):
                     ended = not worker.process.is_alive()  # asked first: the pipe then holds all that will ever come
                     for message in _heard(worker.pipe):
-                        if isinstance(message, Asked):
+                        if isinstance(message, Asked) and turns:
                             turns.asks(label, message.question)
                         elif isinstance(message, Failed):
                             failure = failure or message.message
@@ -151,14 +152,15 @@ def run_jobs(
                     if ended:
                         del running[label]
                         worker.pipe.close()
-                        turns.left(label)
+                        if turns:
+                            turns.left(label)
                         if code := worker.process.exitcode:
                             failure = failure or (
                                 f"the process of {label} died (exit code {code}): see whether memory ran out, whether "
                                 f"a function of yours ends its process, and whether a script of yours trains outside "
                                 f'if __name__ == "__main__":, then {remedy}'
                             )
-                while replies := turns.next():
+                while turns and (replies := turns.next()):
                     for label, reply in replies:
                         if label in running:
                             _send(running[label], Answered(reply))
