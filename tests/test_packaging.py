@@ -117,14 +117,6 @@ def test_a_ready_made_recipe_is_found_from_any_directory_unless_one_is_here(
     assert ready_made(Path("recipes/demo.toml")) == ROOT / "recipes" / "demo.toml"  # the demo is always its own
 
 
-def test_commands_are_listed_in_the_order_of_their_use_and_none_is_cut() -> None:
-    listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.partition("Commands:")[2]
-    names = [line.split()[0] for line in listed.splitlines() if line.strip()]
-    assert names[:8] == ["doctor", "demo", "models", "new", "preflight", "train", "eval", "export"]
-    assert names[8:13] == ["report", "watch", "join", "status", "router"]
-    assert "..." not in listed
-
-
 @pytest.mark.slow
 def test_the_demo_trains_and_a_second_time_resumes(
     tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch

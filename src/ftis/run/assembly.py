@@ -85,8 +85,8 @@ def assemble(
     config = recipe.peer(name)
     model = starters.place_of(config.model)
     policy, cursor, states = loaded(recipe, config, directory, resume_step)
-    task, ood = load_task(recipe.task), tuple(load_task(o) for o in recipe.ood)
-    scores = [load_scorer(recipe.reward, recipe.prompt, t.answer_kind) for t in (task, *ood)]
+    tasks = [load_task(one) for one in (recipe.task, *recipe.ood)]
+    scores = [load_scorer(recipe.reward, recipe.prompt, task.answer_kind) for task in tasks]
     objective = resolve(recipe.objective)
     selections = selections_of(recipe, name, objective)
     checkpoint.restore(selections, states)
@@ -103,7 +103,7 @@ def assemble(
     member = member_of(
         recipe,
         name,
-        task,
+        tasks[0],
         policy,
         own_ends,
         renders[0],
@@ -114,7 +114,7 @@ def assemble(
         max_seconds=recipe.network.admission_seconds if networked else math.inf,
         episodes=players[0],
     )
-    problems = [*task.train, *(problem for one in (task, *ood) for problem in one.validation)]
+    problems = [*tasks[0].train, *(problem for task in tasks for problem in task.validation)]
     longest = longest_row(problems, member.render, sampling)
     sampler = open_sampler(sampling.sampler, policy, sampling.options, longest)
     attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
@@ -124,8 +124,10 @@ def assemble(
         checkpoint.go_on(peer, directory, resume_step)
     records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
     splits = {
-        split: Exam(policy, sampler, of.validation, render, score, peer.decoding, sampling.batch_size, player)
-        for split, of, render, score, player in zip(splits_of(ood), (task, *ood), renders, scores, players, strict=True)
+        split: Exam(policy, sampler, task.validation, render, score, peer.decoding, sampling.batch_size, player)
+        for split, task, render, score, player in zip(
+            splits_of(tasks[1:]), tasks, renders, scores, players, strict=True
+        )
     }
     beside, place = second(config, policy), records.directory
     return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, place, step)[0])

@@ -147,10 +147,8 @@ class Exam:
 
     def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
         """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
-        at_a_time, ids = (
-            self.batch_size or max(EVAL_BATCH, samples),
-            [self.render(problem) for problem in self.problems],
-        )
+        at_a_time = self.batch_size or max(EVAL_BATCH, samples)
+        ids = [self.render(problem) for problem in self.problems]
         groups = self._drawn(self.problems, ids, samples, self.decoding, seed, at_a_time)
         scored = [self._scored(problem, group) for problem, group in zip(self.problems, groups, strict=True)]
         return EvalSamples(tuple(texts for texts, _ in scored), tuple(rewards for _, rewards in scored))
@@ -165,10 +163,10 @@ class Exam:
         at_a_time: int,
     ) -> list[tuple[Rollout, ...]]:
         """Completions with all their turns."""
-        if self.episodes is None:
-            return self.sampler(self.policy, ids, repeats, decoding, seed, at_a_time)
-        decoding = decoding.keeping()
+        decoding = decoding if self.episodes is None else decoding.keeping()
         groups = self.sampler(self.policy, ids, repeats, decoding, seed, at_a_time)
+        if self.episodes is None:
+            return groups
         return self.episodes.go_on(groups, problems, ids, self.sampler, self.policy, decoding, seed, at_a_time)
 
     def _scored(self, problem: Prompt, group: Sequence[Rollout]) -> tuple[tuple[str, ...], tuple[float, ...]]:
