@@ -193,10 +193,10 @@ def test_a_peers_or_a_runs_directory_leads_to_checkpoints(tmp_path: Path, capsys
 
 
 def test_the_recipes_seed_draws_the_samples_of_its_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drawn, temperature = [], ("--set=sampling.temperature=0.5")
+    drawn, temperature = [], "--set=sampling.temperature=0.5"
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):
         out = tmp_path / name
-        asked = ("--limit", "6", "--samples", "4", f"--set=seed={seed}", *temperature, "--output", str(out))
+        asked = ("--limit", "6", "--samples", "4", f"--set=seed={seed}", temperature, "--output", str(out))
         assert ftis("eval", "starter:small", *DEMO, *asked) == 0
         drawn.append([row["samples"] for row in read_jsonl(out)])
     assert drawn[0] != drawn[1] == drawn[2]

@@ -176,7 +176,7 @@ def test_what_fails_in_a_part_of_ones_own_is_named_with_its_place(
     keys = {"training.save_every": 100, "training.selections": ["failing.third"], "processes": "inline"}
     write_recipe(outside, {"a": {"model": models["a"], "learning_rate": 1e-3}}, top={"output_dir": outside / "runs"})
     importlib.import_module("failing").ROUNDS[-3] = True  # the third round of the one peer
-    sets = [word for key, value in keys.items() for word in (f"--set={key}={json.dumps(value)}")]
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in keys.items()]
     assert ftis_command("train", "recipe.toml", *sets) == 1
     said = capsys.readouterr().err
     assert "failing.py, line 3, in third: OSError: no such thing; mend it there" in said
