@@ -35,13 +35,6 @@ def fail(error: Exception, wait_for: Path, say: Say, stop: Stop) -> None:
     raise error
 
 
-def overlap(directory: Path, name: str, say: Say, stop: Stop) -> None:
-    """Says how many jobs run at this moment, this one included."""
-    (directory / name).touch()
-    say(PeerFinished(len(list(directory.iterdir()))))
-    (directory / name).unlink()
-
-
 def free_a_block(say: Say, stop: Stop) -> None:
     say(PeerFinished(goes_back_to_the_system()))
 
