@@ -332,6 +332,20 @@ def seeds_of(text: str) -> range:
     return seeds
 
 
+@app.command(hidden=True)
+def experiment(
+    recipe: RecipeFile,
+    seeds: Annotated[str, typer.Option(metavar="N|FIRST-LAST")] = "5",
+    jobs: Jobs = 0,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this arm. Repeatable.")] = None,
+    set_: Overrides = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Do what ``ftis train --seeds`` does. The name is gone in the next release."""
+    console.print(f"ftis experiment is called ftis train --seeds {seeds} now; the next release has no experiment")
+    _compare(for_seeds(recipe, set_ or []), tuple(arm or ()), seeds, jobs, dry_run)
+
+
 def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool) -> None:
     """Train the arms under every seed; print and write their comparison."""
     from ftis.recipe.arms import experiment_directory, keep_arms

@@ -20,6 +20,10 @@ _ENUMERATED = 2
 """Problems of up to this many operators are listed; those of more are drawn."""
 
 
+OPTIONS = {"operators": 2}
+"""Defaults of ``task.options``, which advice makes smaller."""
+
+
 def clock_problem(rng: np.random.Generator, operators: int) -> str:
     """A random question like ``3+8*7``: a digit, then ``operators`` times a sign and a digit from 1 to 9."""
     steps = rng.integers(len(_STEPS), size=operators)
@@ -52,9 +56,9 @@ def clock_held_out(question: str) -> bool:
 def load(config: TaskConfig) -> Task:
     """Clock problems of ``task.options.operators`` operators, 2 by default."""
     refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
-    if unknown := set(config.options) - {"operators"}:
+    if unknown := set(config.options) - OPTIONS.keys():
         raise TaskError(f"task.options.{min(unknown)}: clock has one option, 'operators'")
-    operators = config.options.get("operators", 2)
+    operators = {**OPTIONS, **config.options}["operators"]
     if type(operators) is not int or not 1 <= operators <= 32:
         raise TaskError(f"task.options.operators = {operators!r}: use a whole number from 1 to 32")
     return _problems(config.name, operators, config.train_size, config.validation_size, config.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from ftis.tasks.splitting import Split, draw
 
 NAMES = ("Amy", "Ben", "Carla", "David", "Ella", "Frank", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stamps")
+
+OPTIONS = {"steps": [1, 2], "largest": 12}
+"""Defaults of ``task.options``, which advice makes smaller."""
 
 Story = tuple[str, Callable[..., int]]
 
@@ -48,9 +52,10 @@ def load(config: TaskConfig) -> Task:
     No answer is below 0. Numbers that validation has together never occur together in training.
     """
     refuse_settings(config, "path", "train_file", "validation_file", "question_field", "answer_field")
-    if unknown := set(config.options) - {"steps", "largest"}:
+    if unknown := set(config.options) - OPTIONS.keys():
         raise TaskError(f"task.options.{min(unknown)}: word_problems has the options 'steps' and 'largest'")
-    steps, largest = config.options.get("steps", [1, 2]), config.options.get("largest", 12)
+    options: dict[str, Any] = {**OPTIONS, **config.options}
+    steps, largest = options["steps"], options["largest"]
     if not (isinstance(steps, list) and steps and all(type(s) is int and s in STORIES for s in steps)):
         raise TaskError(f"task.options.steps = {steps!r}: use [1], [2] or [1, 2]")
     if type(largest) is not int or not 5 <= largest <= 1000:
