@@ -41,12 +41,12 @@ from ftis.cli_options import console
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.engines.machine import with_threads
 from ftis.learning import StepLoss, judge, step_size
-from ftis.measures import by_source, order_preserved
+from ftis.measures import by_source
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.recipe.arms import RunError
 from ftis.records.files import write_json
-from ftis.rollouts import Batch, Group, collate
+from ftis.rollouts import Batch, Floats, Group, collate
 from ftis.schedule import seed_of
 from ftis.selection import Chosen, Judged, KLFilter, select
 from research import commands, cuts
@@ -338,15 +338,28 @@ def _only(advantage_N: Tensor, used_N: npt.NDArray[np.bool_]) -> Tensor:
 
 
 def _filtered(judged: Judged, chosen: Chosen, foreign_N: npt.NDArray[np.bool_]) -> dict[str, float | None]:
-    keep_N = torch.ones(len(judged.batch), dtype=torch.bool)
-    keep_N[torch.from_numpy(judged.rows)] = torch.from_numpy(chosen.kept_R)
-    group_N = torch.from_numpy(judged.batch.group_N[foreign_N])
-    order = order_preserved(judged.advantage_N[foreign_N], keep_N[foreign_N], group_N)
+    keep_N = np.array(judged.spread(chosen.kept_R.tolist(), True))[foreign_N]
+    pairs, sign, rank = order_preserved(judged.advantage_N.numpy()[foreign_N], keep_N, judged.batch.group_N[foreign_N])
     return {
         "kept_share": float(chosen.kept_R.mean()),
-        "advantage_sign_preserved": order.sign / order.pairs if order.pairs else None,
-        "advantage_rank_preserved": order.rank / order.pairs if order.pairs else None,
+        "advantage_sign_preserved": sign / pairs if pairs else None,
+        "advantage_rank_preserved": rank / pairs if pairs else None,
     }
+
+
+def order_preserved(
+    advantage_N: Floats, keep_N: npt.NDArray[np.bool_], group_N: npt.NDArray[np.int64]
+) -> tuple[int, int, int]:
+    """Count the pairs of a group with Â_i ≠ Â_j, and those of them that keep their signs, and their order.
+
+    A dropped rollout's Â' is 0, a kept one's is Â. The KL filter drops only Â ≤ 0, so with two levels of reward it can
+    cost signs but no order.
+    """
+    used_N = np.where(keep_N, advantage_N, 0)
+    same_sign_N = np.sign(used_N) == np.sign(advantage_N)
+    i, j = np.nonzero(np.triu(group_N[:, None] == group_N) & (advantage_N[:, None] != advantage_N))
+    same_order = np.sign(used_N[i] - used_N[j]) == np.sign(advantage_N[i] - advantage_N[j])
+    return len(i), int((same_sign_N[i] & same_sign_N[j]).sum()), int(same_order.sum())
 
 
 FILTER_MEASURES = ("kept_share", "advantage_sign_preserved", "advantage_rank_preserved")

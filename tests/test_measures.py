@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ftis.admission import Admission, Collected, Reason, Rejection
 from ftis.learning import Update
-from ftis.measures import RoundExchange, order_preserved, own_metrics, participation, round_record
+from ftis.measures import RoundExchange, own_metrics, participation, round_record
 from ftis.metric_keys import by_peer
 from ftis.objectives import OBJECTIVES, policy_loss
 from ftis.records.rollouts import ROLLOUTS
@@ -142,7 +142,6 @@ def test_participation_by_hand() -> None:
     assert peers["bob"]["reward"] == 0.5
     assert peers["bob"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(-1.0))
     assert peers["bob"]["kl/k1"] == pytest.approx(2.5)  # two and three tokens at one nat each
-    assert (peers["bob"]["advantage_sign_preserved"], peers["bob"]["advantage_rank_preserved"]) == (0.0, 1.0)
     assert "reward" not in peers["eve"]
 
 
@@ -182,27 +181,3 @@ def test_a_record_has_every_column_and_nulls_where_nothing_was_judged() -> None:
     assert record.rollouts["question"] == ["question 0"] * 2 + ["question 1"] * 2 + ["question 2"] * 2
     assert [kl is None for kl in record.rollouts["kl_k1"]] == [False, False, True, True, False, False]
     assert [old is None for old in record.rollouts["old_logp"]] == [False, False, True, True, False, False]
-
-
-def test_order_preserved_by_hand() -> None:
-    advantage = torch.tensor([1.0, -0.5, -0.5, 2.0, 1.0, -1.0, -2.0, 0.0])
-    group = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
-    everything = order_preserved(advantage, torch.ones(8, dtype=torch.bool), group)
-    # Group 0 tells 2 pairs apart (its two -0.5 are a tie), group 1 all 6, group 2 has no pair.
-    assert (everything.pairs, everything.sign, everything.rank) == (8, 8, 8)
-    keep = torch.tensor([True, False, True, True, True, True, False, True])
-    some = order_preserved(advantage, keep, group)
-    # Signs are lost in each pair with a dropped one: 1 of group 0, 3 of group 1. Ranks only between −1, which stays,
-    # and −2, which becomes 0 and so the better of them.
-    assert (some.pairs, some.sign, some.rank) == (8, 4, 7)
-    keep = torch.tensor([True, False, True, True, True, False, False, True])
-    assert order_preserved(advantage, keep, group).rank == 7  # −1 and −2 are both 0: a tie
-    assert order_preserved(advantage[:0], keep[:0], group[:0]).pairs == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=40))
-def test_two_levels_of_reward_never_change_their_ranks(rows: list[tuple[int, bool, bool]]) -> None:
-    """The KL filter drops only Â ≤ 0."""
-    group, right, kept = map(torch.tensor, zip(*rows, strict=True))
-    order = order_preserved(torch.where(right, 1.2, -0.8), right | kept, group)
-    assert order.rank == order.pairs >= order.sign

@@ -167,7 +167,6 @@ def participation(
         passed_over[name] += groups or recipe.prompts_per_peer  # an offer of before a restart does not count them
     kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R & signal_R, strict=True) if kept)
     zero_N = judged.advantage_N.numpy() == 0
-    keep_N = torch.tensor(judged.spread(kept_R.tolist(), True))  # selections see only rows that carry gradient
     metrics: dict[str, Any] = {}
     for name in (peer.name for peer in recipe.peers):
         rejections = [r for r in rejected if r.peer == name]
@@ -188,12 +187,7 @@ def participation(
         if name in collected.waited:
             of_peer["waited"] = collected.waited[name]
         if index >= 0:
-            rows = batch.source_N == index
-            of_peer["reward"] = float(batch.reward_N[rows].mean())
-            order = order_preserved(judged.advantage_N[rows], keep_N[rows], torch.from_numpy(batch.group_N[rows]))
-            if order.pairs:
-                of_peer["advantage_sign_preserved"] = order.sign / order.pairs
-                of_peer["advantage_rank_preserved"] = order.rank / order.pairs
+            of_peer["reward"] = float(batch.reward_N[batch.source_N == index].mean())
         reasons = zip(judged.source_names(), chosen.reason_R, kept_R | ~signal_R, strict=True)
         for reason, count in Counter(r for source, r, kept in reasons if source == name and not kept).items():
             of_peer[f"dropped/{reason}"] = count
@@ -295,43 +289,3 @@ def _clip_ratios(diagnostics: Diagnostics | None, tokens: int) -> dict[str, floa
     clipped = (0, 0) if diagnostics is None else (diagnostics.clipped_low.sum(), diagnostics.clipped_high.sum())
     low, high = (float(count) / tokens for count in clipped)
     return {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
-
-
-@dataclass(frozen=True)
-class PreservedOrder:
-    """The pairs of rollouts with Â_i ≠ Â_j, and how many of them keep their signs and their order."""
-
-    pairs: int
-    sign: int
-    rank: int
-
-
-def order_preserved(advantage_N: Tensor, keep_N: Tensor, group_N: Tensor) -> PreservedOrder:
-    """Measure how much of the order within groups survives selection: Â' = Â if kept, 0 if dropped.
-
-    Over the pairs i < j of one group with Â_i ≠ Â_j::
-
-        sign: sgn Â'_i = sgn Â_i  and  sgn Â'_j = sgn Â_j
-        rank: sgn(Â'_i − Â'_j) = sgn(Â_i − Â_j)
-
-    The KL filter drops only Â ≤ 0, so with two levels of reward it can cost signs but no ranks.
-
-    Args:
-        advantage_N: Â before any selection, float [N].
-        keep_N: whether a rollout is kept, bool [N].
-        group_N: int [N].
-    """
-    used_N = torch.where(keep_N, advantage_N, torch.zeros_like(advantage_N))
-    same_sign_N = used_N.sign() == advantage_N.sign()
-    by_group_N, size_G = torch.argsort(group_N, stable=True), torch.unique(group_N, return_counts=True)[1]
-    start_G = size_G.cumsum(0) - size_G
-    pairs = sign = rank = 0
-    for size in torch.unique(size_G).tolist():  # all groups of a size at once
-        row_Gn = by_group_N[start_G[size_G == size].unsqueeze(-1) + torch.arange(size)]
-        i, j = (row_Gn[:, of_pair] for of_pair in torch.triu_indices(size, size, 1))
-        before, after = (advantage_N[i] - advantage_N[j]).sign(), (used_N[i] - used_N[j]).sign()
-        distinct = before != 0
-        pairs += int(distinct.sum())
-        sign += int((distinct & same_sign_N[i] & same_sign_N[j]).sum())
-        rank += int((distinct & (before == after)).sum())
-    return PreservedOrder(pairs, sign, rank)
