@@ -23,7 +23,6 @@ from wire_messages import (
     LIMITS,
     TEXT_EXAMPLE,
     TEXT_MESSAGE,
-    TOKENIZER,
     assert_same,
     framed,
     message,
@@ -67,19 +66,13 @@ def test_what_is_written_is_read_again(made: Message) -> None:
 
 
 def test_the_largest_message_has_room_for_the_worst() -> None:
-    """Ids and floats in which nothing can be compressed."""
+    """Ids and floats in which nothing can be compressed. Each float keeps its bits, a NaN too."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 2**31, 5000).astype(np.int32)
-    data = encode(message(Rollout(ids, rng.integers(0, 2**32, 5000, np.uint32).view(np.float32))))
-    most = largest_message(5000, 1, 1, "ada")
-    assert 0.95 * most < len(data) <= most, (len(data), most)
-
-
-def test_every_float_keeps_its_bits() -> None:
-    """A NaN too: it is for admission to reject the group."""
-    logp = np.array([0xFF800000, 0x7FC12345, 0x80000000, 1, 0x42C80000], np.uint32).view(np.float32)
-    made = message(Rollout(np.arange(5, dtype=np.int32), logp))
-    assert_same(decode(encode(made), LIMITS), made)
+    made = message(Rollout(ids, rng.integers(0, 2**32, 5000, np.uint32).view(np.float32)))
+    data, most = encode(made), largest_message(5000, 1, 1, "ada")
+    assert 0.95 * most < len(data) <= most
+    assert_same(decode(data, BOUNDLESS), made)
 
 
 def test_any_container_decodes_and_may_change_afterwards() -> None:
@@ -95,26 +88,21 @@ def test_any_container_decodes_and_may_change_afterwards() -> None:
 def test_names_are_the_recipes_names() -> None:
     names = TypeAdapter(config.Name)
     for name in ["a", "0", "a" * 64, "A-b_c.d", "", "a" * 65, ".a", "-a", "a b", "a\n", "é", "a/b", "a\x00"]:
-        empty = Message(dataclasses.replace(HEADER, peer=name), ())
+        body, raw = bytearray(encode(Message(HEADER, ()))[:-4]), name.encode("latin-1")
+        body[6], body[68:71] = len(raw), raw
+        data = signed(bytes(body))
         try:
             names.validate_python(name)
         except ValidationError:
-            with pytest.raises(ValueError, match="name"):
-                encode(empty)
-            body, raw = bytearray(encode(Message(HEADER, ()))[:-4]), name.encode("latin-1")
-            body[6], body[68:71] = len(raw), raw
             with pytest.raises(CodecError, match="name"):
-                decode(signed(bytes(body)), LIMITS)
+                decode(data, LIMITS)
         else:
-            assert decode(encode(empty), LIMITS).header.peer == name
+            assert decode(data, LIMITS).header.peer == name
 
 
-@given(st.integers(0, 2**16 - 1))
-def test_another_version_is_refused_with_both_numbers(version: int) -> None:
-    data = signed(EXAMPLE[:4] + struct.pack("<H", version) + EXAMPLE[6:-4])
-    if version == VERSION:
-        decode(data, LIMITS)
-    else:
+def test_another_version_is_refused_with_both_numbers() -> None:
+    for version in (0, VERSION - 1, VERSION + 1, 2**16 - 1):
+        data = signed(EXAMPLE[:4] + struct.pack("<H", version) + EXAMPLE[6:-4])
         with pytest.raises(CodecError, match=rf"version {version}\b.*version {VERSION}\b"):
             decode(data, LIMITS)
 
@@ -136,17 +124,6 @@ def test_every_truncation_flip_and_trailing_garbage_is_refused(base: str) -> Non
             decode(bad, LIMITS)
 
 
-def refused_or_whole(data: bytes, limits: Limits = LIMITS) -> bool:
-    """Whether ``data`` is a message; one that is can be written and read again."""
-    try:
-        made = decode(data, limits)
-    except CodecError:
-        return False
-    assert len(made.groups) <= limits.max_groups
-    assert_same(decode(encode(made), BOUNDLESS), made)
-    return True
-
-
 @given(st.sampled_from(sorted(BASES)), st.data())
 @settings(max_examples=600, deadline=None)
 def test_mutations_under_a_right_checksum_are_refused_or_make_a_whole_message(base: str, data: st.DataObject) -> None:
@@ -155,7 +132,12 @@ def test_mutations_under_a_right_checksum_are_refused_or_make_a_whole_message(ba
         at = data.draw(st.integers(0, max(len(body) - 1, 0)))
         new = data.draw(st.binary(min_size=1, max_size=4) | st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\0\0\0\x80"]))
         body[at : at + data.draw(st.integers(0, 4))] = new
-    refused_or_whole(signed(bytes(body)))
+    try:
+        made = decode(signed(bytes(body)), LIMITS)
+    except CodecError:
+        return
+    assert len(made.groups) <= LIMITS.max_groups
+    assert_same(decode(encode(made), BOUNDLESS), made)
 
 
 def test_each_limit_is_exact_and_named() -> None:
@@ -193,14 +175,8 @@ def refused(data: bytes, limits: Limits, says: str) -> None:
 
 def test_encode_refuses_what_it_cannot_write() -> None:
     mistakes = [
-        (Message(dataclasses.replace(HEADER, run="abc"), ()), "header.run"),
-        (Message(dataclasses.replace(HEADER, tokenizer=TOKENIZER.upper()), ()), "header.tokenizer"),
-        (Message(dataclasses.replace(HEADER, round=-1), ()), "round = -1"),
-        (Message(dataclasses.replace(HEADER, top_k=2**32), ()), "top_k"),
         (Message(HEADER, (Group("bob", 3, 0, ()),)), "bob's"),
         (Message(HEADER, (Group("ada", 2, 0, ()),)), "of round 2"),
-        (Message(HEADER, (Group("ada", 3, -1, ()),)), "item = -1"),
-        (Message(HEADER, (Group("ada", 3, 0, (rollout([1], [0.0]),) * 65536),)), "65536 rollouts"),
         (message(Rollout(np.zeros(1), np.zeros(1, np.float32))), "float64"),  # type: ignore[arg-type]
         (message(Rollout(np.zeros(1, np.int32), np.zeros(1))), "float64"),  # type: ignore[arg-type]
         (message(rollout([1, -1])), "token id -1 is negative"),

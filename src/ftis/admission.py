@@ -110,11 +110,6 @@ class Admission:
     rejections: tuple[Rejection, ...]
     passed_over: tuple[Group, ...] = ()
 
-    @property
-    def unknown_sender(self) -> bool:
-        """Whether the sender is no peer of the run."""
-        return any(rejection.reason == Reason.NOT_IN_ROSTER for rejection in self.rejections)
-
 
 @dataclass(frozen=True)
 class Collected:
@@ -173,22 +168,13 @@ class Terms:
     max_staleness: int = 0
     max_seconds: float = math.inf
 
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "group_size", "max_completion_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"terms.{name} = {getattr(self, name)}: it is at least 1")
-        if self.max_staleness < 0:
-            raise ValueError(f"terms.max_staleness = {self.max_staleness}: it is at least 0")
-
     @property
     def limits(self) -> Limits:
         """The most that is decoded of one message. A round needs no message larger than ``max_bytes``."""
         groups, text = self.max_groups, self.tokenizer is None
-        rollouts = groups * self.group_size
+        rollouts, name = groups * self.group_size, "x" * LONGEST_NAME
         return Limits(
-            max_bytes=largest_message(
-                rollouts * self.max_completion_length, rollouts, groups, "x" * LONGEST_NAME, text
-            ),
+            max_bytes=largest_message(rollouts * self.max_completion_length, rollouts, groups, name, text),
             max_groups=_SLACK * groups,
             max_rollouts_per_group=_SLACK * self.group_size,
             max_completion_length=_SLACK * self.max_completion_length,
@@ -234,7 +220,8 @@ class Admitter:
             Exception: every error of the scorer or the detokenizer, except ScoringError. Nothing of the message is
                 remembered then.
         """
-        self._forget_before(round - self.terms.max_staleness)
+        oldest = round - self.terms.max_staleness
+        self._admitted = {of: groups for of, groups in self._admitted.items() if of >= oldest}
         if sender not in self.terms.roster:
             return rejected(sender, Reason.NOT_IN_ROSTER, f"{sender!r} is no peer of this run")
         if len(data) > self._limits.max_bytes:
@@ -376,10 +363,6 @@ class Admitter:
             if self._spoken(rollout.completion_ids[:-last].tolist()).endswith(self.terms.stop):
                 return Reason.TOKENS_AFTER_END, f"rollout {row}: a stop string is complete before its last token"
         return None
-
-    def _forget_before(self, oldest: int) -> None:
-        for round in [r for r in self._admitted if r < oldest]:
-            del self._admitted[round]
 
 
 def rejected(peer: str, reason: Reason, detail: str) -> Admission:

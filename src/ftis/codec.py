@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -54,8 +53,6 @@ MOST_BYTES = 32
 _FIXED = struct.Struct("<4sHBB16s16sddIII")
 _CHECKSUM = struct.Struct("<I")
 _OVERHEAD = 64  # counts, and the sizes of up to eight streams
-_U32 = 0xFFFF_FFFF
-_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 Integers = npt.NDArray[np.integer]
 Numbers = npt.NDArray[np.uint32]
@@ -181,11 +178,20 @@ def encode(message: Message) -> bytes:
     """The bytes of a message.
 
     Raises:
-        ValueError: the message cannot be written (a mistake of the caller, never of a peer): a negative id, say.
+        ValueError: an attack or a sampler made groups or arrays of another kind, or a negative id.
     """
     header, groups = message.header, message.groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    _check_writable(header, groups, rollouts)
+    for group in groups:
+        if (group.peer, group.round) != (header.peer, header.round):
+            raise ValueError(
+                f"group of item {group.item} is {group.peer}'s of round {group.round}, "
+                f"the header speaks for {header.peer} and round {header.round}: send it in a message of its own"
+            )
+    for rollout in rollouts:
+        if rollout.completion_ids.dtype != np.int32 or rollout.gen_logp.dtype != np.float32:
+            got = f"{rollout.completion_ids.dtype} and {rollout.gen_logp.dtype}"
+            raise ValueError(f"a rollout has int32 ids and float32 log-probabilities, got {got}")
     units = [rollout.unit for rollout in rollouts if rollout.unit is not None]
     columns = Columns(
         items=np.array([group.item for group in groups], dtype=np.uint32),
@@ -261,27 +267,3 @@ def _parts(array: npt.NDArray[Any], stops: npt.NDArray[np.int64]) -> list[npt.ND
 def _form(number: int) -> Form:
     form: Form = look_up(list(FORMS)[number], "form", FORMS)
     return form
-
-
-def _check_writable(header: Header, groups: tuple[Group, ...], rollouts: list[Rollout]) -> None:
-    for name, digest in (("run", header.run), ("tokenizer", header.tokenizer)):
-        if not _DIGEST.fullmatch(digest):
-            raise ValueError(f"header.{name} = {digest!r} is not 32 lower-case hex digits")
-    if not PEER_NAME.fullmatch(header.peer):
-        raise ValueError(f"header.peer = {header.peer!r} is not a peer's name (letters, digits, '_', '.', '-')")
-    numbers = [("round", header.round), ("top_k", header.top_k), ("groups", len(groups))]
-    for name, number in [*numbers, *(("item", group.item) for group in groups)]:
-        if not 0 <= number <= _U32:
-            raise ValueError(f"{name} = {number} does not fit 32 bits without sign")
-    for group in groups:
-        if (group.peer, group.round) != (header.peer, header.round):
-            raise ValueError(
-                f"group of item {group.item} is {group.peer}'s of round {group.round}, "
-                f"the header speaks for {header.peer} and round {header.round}: send it in a message of its own"
-            )
-        if len(group.rollouts) > MOST_ROLLOUTS:
-            raise ValueError(f"item {group.item} has {len(group.rollouts)} rollouts, the most is {MOST_ROLLOUTS}")
-    for rollout in rollouts:
-        if rollout.completion_ids.dtype != np.int32 or rollout.gen_logp.dtype != np.float32:
-            got = f"{rollout.completion_ids.dtype} and {rollout.gen_logp.dtype}"
-            raise ValueError(f"a rollout has int32 ids and float32 log-probabilities, got {got}")

@@ -221,10 +221,9 @@ def collate(groups: Iterable[ScoredGroup], prompt_ids: Callable[[int, int], Ints
     """
     ordered = sorted(groups, key=lambda s: (s.group.round, s.group.item, s.group.peer))
     sources = tuple(sorted({s.group.peer for s in ordered}))
-    group_numbers: dict[tuple[int, int], int] = {}
-    rows: list[tuple[ScoredGroup, int]] = [(s, i) for s in ordered for i in range(len(s.group.rollouts))]
-    for scored in ordered:
-        group_numbers.setdefault((scored.group.round, scored.group.item), len(group_numbers))
+    prompts = dict.fromkeys((s.group.round, s.group.item) for s in ordered)
+    number_of = {prompt: number for number, prompt in enumerate(prompts)}
+    rows = [(s, i) for s in ordered for i in range(len(s.group.rollouts))]
 
     def column(values: Sequence[int]) -> npt.NDArray[np.int64]:
         return np.array(values, dtype=np.int64)
@@ -234,7 +233,7 @@ def collate(groups: Iterable[ScoredGroup], prompt_ids: Callable[[int, int], Ints
         rollouts=tuple(s.group.rollouts[i] for s, i in rows),
         completions=tuple(s.completions[i] for s, i in rows),
         reward_N=np.array([s.rewards[i] for s, i in rows], dtype=np.float64),
-        group_N=column([group_numbers[s.group.round, s.group.item] for s, _ in rows]),
+        group_N=column([number_of[s.group.round, s.group.item] for s, _ in rows]),
         source_N=column([sources.index(s.group.peer) for s, _ in rows]),
         own_N=np.array([s.group.peer == own for s, _ in rows], dtype=bool),
         item_N=column([s.group.item for s, _ in rows]),

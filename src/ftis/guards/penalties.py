@@ -38,7 +38,7 @@ class Penalties(Selection):
 
     def heard(self, admission: Admission, round: int) -> None:
         peer = admission.peer
-        if admission.unknown_sender:
+        if any(r.reason == Reason.NOT_IN_ROSTER for r in admission.rejections):
             return
         faults = sum(r.reason not in OWN_FAULTS for r in admission.rejections)
         if faults or not admission.admitted:

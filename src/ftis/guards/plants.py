@@ -147,9 +147,9 @@ class PlantTest:
         self.holds_N = np.zeros(len(batch), np.bool_)
         new, spared = dict[NGram, Mapping[str, float]](), set[NGram]()
         for at, j in sorted(enumerate(self.tested), key=lambda pair: len(self.tested[pair[1]])):
-            ids, holds_N, taken_up, helps = self.tested[j], holds_TN[at], self.is_taken_up(j), self.helps(j)
+            ids, holds_N, (taken_up, helps, no_better) = self.tested[j], holds_TN[at], self._shown(j)
             free = not helps and spared.isdisjoint(parts_of(ids))
-            if j not in self.found and free and taken_up and self.is_no_better(j):
+            if j not in self.found and free and taken_up and no_better:
                 self.found[j] = self.own_rounds
                 new[ids] = self._shares(batch, others_N, holds_N)
             if j in self.found and holds_N.any():
@@ -162,24 +162,14 @@ class PlantTest:
             self.log_r[j] = np.logaddexp(self.log_r[j], -math.log(2 * self.rounds))
         self.news = news_of(new, [self.tested[j] for j in self.found]) if new else []
 
-    def is_taken_up(self, number: int) -> bool:
-        """Whether own answers took an n-gram up."""
-        return self._reaches(self._parts(number)[0], number * (number + 1))
+    def _shown(self, number: int) -> tuple[bool, bool, bool]:
+        """Whether an n-gram is taken up; whether it helps; whether it is no better by ``MUCH``."""
+        log_r, helps, times = self.log_r[number], len(TAKEN_UP), number * (number + 1)
 
-    def helps(self, number: int) -> bool:
-        """Whether own answers with an n-gram are rewarded more often than others of their group."""
-        return self._reaches(self._parts(number)[1], number * (number + 1))
+        def reaches(some: Floats64, times: int) -> bool:
+            return float(np.logaddexp.reduce(some)) - math.log(len(some)) >= math.log(times / self.alpha)
 
-    def is_no_better(self, number: int) -> bool:
-        """Whether an n-gram does not multiply the odds of a reward by ``MUCH``."""
-        return self._reaches(self._parts(number)[2], 1)
-
-    def _parts(self, number: int) -> Sequence[Floats64]:
-        log_r, helps = self.log_r[number], len(TAKEN_UP)
-        return log_r[:helps], log_r[helps:-1], log_r[-1:]
-
-    def _reaches(self, log_r: Floats64, times: int) -> bool:
-        return float(np.logaddexp.reduce(log_r)) - math.log(len(log_r)) >= math.log(times / self.alpha)
+        return reaches(log_r[:helps], times), reaches(log_r[helps:-1], times), reaches(log_r[-1:], 1)
 
     def _watch(self, grams: Grams, own_groups_V: Rows, others_N: Bools, item_N: Rows, advantage_N: Floats) -> None:
         groups_V, mass_V = grams.groups(others_N, item_N), grams.sums(np.where(others_N, advantage_N, 0))

@@ -112,7 +112,9 @@ def arm_of(recipe: Recipe, config: ArmConfig) -> Arm:
     resolved = with_arm(recipe, config)
     if config.collaborate:
         return Arm(config, resolved, swarms_of(resolved))
-    prompts = _prompts_alone(resolved, config.budget)
+    generated, trained = rollouts_per_round(swarms_of(resolved)[0])
+    alike = generated if config.budget == "generated" else trained  # of a peer alone and one of a swarm
+    prompts = max(1, alike // resolved.sampling.num_generations)
     update = {"prompts_per_round": prompts, "max_foreign_rollouts": 0}
     training = resolved.training.model_copy(update=update)
     alone = resolved.model_copy(update={"training": training})
@@ -123,12 +125,6 @@ def swarms_of(recipe: Recipe) -> tuple[Recipe, ...]:
     """The recipe of each set of peers that learn together."""
     names, m = [peer.name for peer in recipe.peers], recipe.swarm_size
     return tuple(recipe.of_swarm(names[first : first + m]) for first in range(0, len(names), m))
-
-
-def _prompts_alone(recipe: Recipe, budget: str) -> int:
-    """The prompts that a peer alone samples in a round to have as much of ``budget`` as one of a swarm."""
-    generated, trained = rollouts_per_round(swarms_of(recipe)[0])
-    return max(1, (generated if budget == "generated" else trained) // recipe.sampling.num_generations)
 
 
 def rollouts_per_round(swarm: Recipe) -> tuple[int, int]:
