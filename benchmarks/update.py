@@ -96,10 +96,7 @@ def cases(shape: str) -> dict[str, tuple[Callable[[], object], Callable[[], obje
     return {
         "AdamW in one kernel": (fused.step, plain.step),
         "rows in one line": (partial(backward, policy, *of_step), partial(backward, rows, *of_step)),
-        "micro-batches cut to their lengths": (
-            all_rows,
-            partial(with_attribute, rows, "split", uncut, all_rows),
-        ),
+        "micro-batches cut to their lengths": (all_rows, partial(with_attribute, rows, "split", uncut, all_rows)),
         "own log-probabilities kept": (
             partial(policy.logps, few[0], few[1], 1.0),
             partial(policy.logps, prompts, completions, 1.0),

@@ -155,12 +155,7 @@ def recipe(name: str, seed: int, output_dir: Path) -> Recipe:
                 "examples": [{"question": q, "completion": f" {a}"} for q, a in examples],
             },
             "reward": {"function": "research.gate.right"},
-            "sampling": {
-                "num_generations": 4,
-                "max_completion_length": 24,
-                "temperature": 0.7,
-                "stop": ["\n"],
-            },
+            "sampling": {"num_generations": 4, "max_completion_length": 24, "temperature": 0.7, "stop": ["\n"]},
             "training": {"rounds": 24, "prompts_per_round": 24, "eval_every": 24, "save_every": 24},
             "peers": [
                 {

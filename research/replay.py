@@ -124,13 +124,7 @@ class Recording:
         model = recipe.peer(self.peer).model
         if starters.is_starter(model) and (not step or recipe.peer(self.peer).train == "lora"):
             self._check_starter(model)
-        return assemble(
-            recipe,
-            self.peer,
-            self.directory,
-            resume_step=step,
-            records=records,
-        )
+        return assemble(recipe, self.peer, self.directory, resume_step=step, records=records)
 
     def _check_starter(self, model: str) -> None:
         """Refuse a starter that is another one now: the rollouts were learned from by other weights."""

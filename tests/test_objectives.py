@@ -43,7 +43,6 @@ from ftis.objectives import (
     truncated,
     unweighted,
 )
-from ftis.selection import kl_shares
 
 SIX = ["NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"]
 FILTERED = ["F-NoIS", "F-VIS", "F-TIS"]
@@ -148,7 +147,7 @@ def value_and_gradient(objective: Objective, sample: Sample, **settings: Any) ->
     logp = sample.logp.clone().requires_grad_(True)
     if objective.filtered:
         kl = kl_of(sample.old, sample.gen, sample.mask, objective.kl_estimator, objective.kl_reduction)
-        settings["share_N"] = kl_shares(kl, sample.advantage, objective.kl_threshold)
+        settings["share_N"] = ((sample.advantage > 0) | (kl < objective.kl_threshold)).double()
     loss, diagnostics = policy_loss(objective, logp, sample.old, sample.gen, sample.advantage, sample.mask, **settings)
     (gradient,) = torch.autograd.grad(loss, logp)
     return loss.detach(), gradient, diagnostics
@@ -271,7 +270,6 @@ def test_sequence_kl_by_hand() -> None:
         logp = torch.tensor([-nats - 0.5], requires_grad=True)
         (pull,) = torch.autograd.grad(_k3(-0.5 - logp).sum(), logp)
         assert pull < 0 if nats < 20 else pull == 0
-    assert kl_shares(torch.tensor([100.0, 50.0, 47.5]), -torch.ones(3), 50.0).tolist() == [0, 0, 1], "50 < 50 is false"
 
 
 # --- identities -------------------------------------------------------------------------------------------------------

@@ -106,11 +106,7 @@ def test_own_rollouts_keep_their_samplers_log_probabilities(temperature: float, 
     assert (start.diagnostics.k1_N == 0).all()
 
 
-@pytest.mark.parametrize(
-    "train",
-    [{}, {"train": "lora", "lora_r": 2}],
-    ids=["full", "lora"],
-)
+@pytest.mark.parametrize("train", [{}, {"train": "lora", "lora_r": 2}], ids=["full", "lora"])
 def test_beta_pulls_back_to_the_model_at_the_start_on_rollouts_without_advantage_too(
     train: dict[str, Any], make_peer: MakePeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

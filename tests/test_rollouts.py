@@ -50,9 +50,7 @@ def test_prompts_with_the_same_problem_are_equal_whatever_their_columns() -> Non
 
 def test_collate_lays_out_rollouts_by_round_item_and_peer() -> None:
     batch = collate(
-        [scored("b", 1, 3, (1.0, 0.0)), scored("a", 1, 5, (0.5,)), scored("c", 0, 9, (0.25, 0.75))],
-        prompt_ids,
-        "a",
+        [scored("b", 1, 3, (1.0, 0.0)), scored("a", 1, 5, (0.5,)), scored("c", 0, 9, (0.25, 0.75))], prompt_ids, "a"
     )
     assert len(batch) == 5
     assert batch.sources == ("a", "b", "c")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from admissions import END, TERMS, admitter, assigned, group, items, message, only
+from admissions import END, admitter, group, items, message, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -28,9 +26,9 @@ from ftis.config import Recipe, RecipeError
 from ftis.guards.limit import ForeignLimit
 from ftis.guards.penalties import Penalties
 from ftis.member import Member
-from ftis.objectives import OBJECTIVES, Diagnostics
+from ftis.objectives import F_TIS, OBJECTIVES, Diagnostics
 from ftis.rollouts import Batch, Group, Rollout, ScoredGroup, collate
-from ftis.selection import Judged, KLFilter, OfShares, Selection, kl_shares, select, selections_of
+from ftis.selection import Judged, KLFilter, OfShares, Selection, select, selections_of
 from recipes import recipe_of
 
 NOISE = b"not a message"
@@ -58,26 +56,22 @@ def judged_of(advantage: Sequence[float], k1: Sequence[float] = (), k3: Sequence
         ref_kl=torch.zeros(0),
     )
     old = [np.array([-1.0], np.float32)] * n
-    return Judged(batch_of(len(advantage)), advantage_N, rows, old, diagnostics if n else None, old[0][:0] if n else
-                  np.zeros(0, np.float32))  # fmt: skip
+    gap = np.zeros(0, np.float32)
+    return Judged(batch_of(len(advantage)), advantage_N, rows, old, diagnostics if n else None, gap)
 
 
 # --- the filter -------------------------------------------------------------------------------------------------------
 
 
-def test_the_filter_drops_what_is_bad_and_far() -> None:
-    advantage, kl = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), torch.tensor([0.0, 99.0, 0.4, 0.5, float("nan")])
-    assert kl_shares(kl, advantage, 0.5).tolist() == [1, 1, 1, 0, 0]
-
-
-@pytest.mark.parametrize(("estimator", "shares"), [("k1", [0, 1, 1]), ("k3", [1, 0, 1])])
-def test_the_filter_asks_the_objectives_estimator(estimator: Any, shares: list[float]) -> None:
-    objective = SimpleNamespace(kl_estimator=estimator, kl_threshold=1.0)
-    judged = judged_of([-1.0, 0.0, -1.0, 1.0], k1=[2.0, 0.0, 5.0], k3=[0.0, 2.0, 5.0])
-    chosen = select(judged, [KLFilter(objective)])  # type: ignore[arg-type]
-    assert chosen.share_R.tolist() == shares
-    assert chosen.reason_R == tuple(None if share else "kl" for share in shares)
-    assert chosen.kept_R.tolist() == [share > 0 for share in shares]
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_filter_drops_what_is_bad_and_far_by_the_objectives_estimator(estimator: Any) -> None:
+    kl, other = [0.0, 99.0, 0.4, 0.5, float("nan")], [9.0, 9.0, 9.0, 0.0, 0.0]
+    k1, k3 = (kl, other) if estimator == "k1" else (other, kl)
+    objective = replace(F_TIS, kl_estimator=estimator, kl_threshold=0.5)
+    chosen = select(judged_of([1.0, 1.0, -1.0, 0.0, -1.0, -1.0], k1, k3), [KLFilter(objective)])
+    assert chosen.share_R.tolist() == [1, 1, 1, 0, 0], "0.5 < 0.5 is false, and so it is of NaN"
+    assert chosen.reason_R == (None, None, None, "kl", "kl")
+    assert chosen.kept_R.tolist() == [True, True, True, False, False]
 
 
 # --- several ----------------------------------------------------------------------------------------------------------
@@ -107,27 +101,17 @@ class NothingOfBob(Selection):
         self.count = state["count"]
 
 
-def test_shares_multiply_and_the_first_to_lower_one_is_the_reason() -> None:
+def test_shares_multiply_and_what_drops_or_first_lowers_one_is_the_reason() -> None:
     first = OfShares(lambda judged: torch.tensor([1.0, 0.5, 0.0]), "first")
     chosen = select(judged_of([1.0, -1.0, 1.0]), [first, OfShares(halves, "second")])
     assert chosen.share_R.tolist() == [0.5, 0.25, 0.0]
     assert chosen.reason_R == ("second", "first", "first")
     assert chosen.kept_R.tolist() == [True, True, False]
-
-
-def test_the_reason_of_a_dropped_rollout_is_the_selection_that_dropped_it() -> None:
     half, none = OfShares(halves, "half"), OfShares(lambda judged: torch.tensor([0.0]), "none")
     for selections in ([half, none], [none, half], [half, none, none]):
         assert select(judged_of([1.0]), selections).reason_R == ("none",)
-
-
-def test_without_gradient_nobody_is_asked() -> None:
-    def never(judged: Judged) -> Tensor:
-        raise AssertionError("asked")
-
-    chosen = select(judged_of([0.0, 0.0]), [OfShares(never, "never")])
-    assert chosen.share_R.shape == (0,)
-    assert chosen.reason_R == ()
+    never = OfShares(lambda judged: pytest.fail("asked, though nothing carries gradient"), "never")
+    assert select(judged_of([0.0, 0.0]), [never]).reason_R == ()
 
 
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 1.1], [1.0, -0.1], [1.0, float("nan")], []])
@@ -140,25 +124,19 @@ def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     recipe = recipe_of("ada", "bob", selections=["test_selection.halves", "test_selection.NothingOfBob"])
     kinds = selections_of(recipe, "ada", OBJECTIVES["F-TIS"])
-    assert [selection.name for selection in kinds] == [
-        "kl",
-        "penalty",
-        "honesty",
-        "alignment",
-        "halves",
-        "nothing_of_bob",
-    ]
+    always = ["penalty", "honesty", "alignment"]
+    assert [selection.name for selection in kinds] == ["kl", *always, "halves", "nothing_of_bob"]
     assert select(judged_of([1.0, -1.0]), kinds).share_R.tolist() == [0, 0]
-    without = selections_of(recipe_of("ada", "bob"), "ada", OBJECTIVES["TIS"])
-    assert [s.name for s in without] == ["penalty", "honesty", "alignment"]
+    assert [s.name for s in selections_of(recipe_of("ada", "bob"), "ada", OBJECTIVES["TIS"])] == always
     limited = recipe_of("ada", "bob", max_foreign_rollouts=8)
-    assert [s.name for s in selections_of(limited, "ada", OBJECTIVES["F-TIS"])] == [
-        "kl",
-        "limit",
-        "penalty",
-        "honesty",
-        "alignment",
-    ]
+    assert [s.name for s in selections_of(limited, "ada", F_TIS)] == ["kl", "limit", *always]
+    for path, said in (
+        ("test_selection.NOISE", "is a bytes"),
+        ("test_selection.halfs", "'halves'"),
+        ("halves", "dotted"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            selections_of(recipe_of("ada", "bob", selections=[path]), "ada", OBJECTIVES["TIS"])
 
 
 def test_among_strangers_others_failures_are_dropped_and_own_ones_are_not() -> None:
@@ -191,16 +169,6 @@ def test_among_strangers_a_short_rollout_counts_by_its_length() -> None:
     assert "short" not in [one.name for one in selections_of(by_token, "ada", OBJECTIVES["DAPO"])]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [("test_selection.NOISE", "is a bytes"), ("test_selection.halfs", "did you mean 'halves'"), ("halves", "dotted")],
-)
-def test_a_selection_that_is_none_is_named(path: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    with pytest.raises(RecipeError, match=re.escape(message)):
-        selections_of(recipe_of("ada", "bob", selections=[path]), "ada", OBJECTIVES["TIS"])
-
-
 # --- the foreign limit ------------------------------------------------------------------------------------------------
 
 
@@ -230,10 +198,6 @@ class Listener:
     def admit(self, sender: str, data: bytes, round: int) -> Admission:
         (admission,) = Member.admit(self, Collected({sender: data}), round)  # type: ignore[arg-type]
         return admission
-
-
-def good(round: int, peer: str = "ada") -> bytes:
-    return message(group(round % 3, peer=peer, round=round), peer=peer, round=round)
 
 
 FAULTS = {"good": 0, "noise": 1, "mixed": 1, "two bad": 2, "empty": 0}
@@ -270,28 +234,18 @@ def test_who_has_more_rejections_than_are_borne_is_set_aside_for_two_rounds(
     assert again == peer.penalties
 
 
-def test_speaking_in_anothers_name_falls_back_on_the_sender() -> None:
-    peer = Listener()
-    for _ in range(4):
-        assert only(peer.admit("bob", good(0, "ada"), round=0)).reason == "wrong_sender"
-    assert peer.skipped(0) == {"bob"}
-
-
-def test_peers_outside_the_roster_leave_nothing_in_memory() -> None:
+def test_only_what_a_member_did_itself_is_held_against_it() -> None:
     peer = Listener()
     for number in range(1000):
         for _ in range(5):
             assert only(peer.admit(f"eve{number}", NOISE, round=0)).reason == "not_in_roster"
-    assert peer.penalties.state() == {"rejections": {}, "until": {}}
-
-
-def test_own_slowness_is_not_held_against_the_sender() -> None:
-    peer = Listener(max_rejections=1)
-    peer.admitter = admitter(max_seconds=-1.0)
+    assert peer.penalties.state() == {"rejections": {}, "until": {}}, "strangers leave nothing in memory"
+    in_adas_name = message(group(0))
+    for _ in range(4):
+        assert only(peer.admit("bob", in_adas_name, round=0)).reason == "wrong_sender"
+    assert peer.skipped(0) == {"bob"}
+    slow = Listener(max_rejections=1)
+    slow.admitter = admitter(max_seconds=-1.0)
     for _ in range(5):
-        assert only(peer.admit("ada", message(group(0)), round=0)).reason == "over_time"
-    assert peer.skipped(0) == frozenset()
-
-
-def test_the_terms_of_the_tests_are_those_of_admission() -> None:
-    assert TERMS.assigned is assigned
+        assert only(slow.admit("ada", message(group(0)), round=0)).reason == "over_time"
+    assert slow.skipped(0) == frozenset()

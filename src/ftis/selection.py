@@ -177,12 +177,7 @@ class KLFilter(Selection):
         assert judged.diagnostics is not None
         k1, k3 = judged.diagnostics.k1_N, judged.diagnostics.k3_N
         kl_R = k1 if self.objective.kl_estimator == "k1" else k3
-        return kl_shares(kl_R, judged.advantage_R, self.objective.kl_threshold)
-
-
-def kl_shares(kl_N: Tensor, advantage_N: Tensor, threshold: float) -> Tensor:
-    """1 where Â > 0 or KL < g, else 0: float [N]."""
-    return ((advantage_N > 0) | (kl_N < threshold)).to(advantage_N.dtype)
+        return ((judged.advantage_R > 0) | (kl_R < self.objective.kl_threshold)).to(judged.advantage_R.dtype)
 
 
 @dataclass(frozen=True)
