@@ -29,8 +29,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ftis.check.formatting import interval_text, number, true_minus
-from ftis.comparison.stats import Interval, PairedDifference, mean_interval, paired_difference
+from ftis.comparison.results import without_nan
+from ftis.comparison.stats import mean_interval, paired_difference
 from ftis.config import ArmConfig, Recipe
 from ftis.recipe.arms import experiment_directory
 from ftis.recipe.parsing import load
@@ -39,6 +39,7 @@ from ftis.run.experiments import run_experiment
 from ftis.tasks.clock import clock_solution
 from ftis.view.progress import Display
 from research import attacks
+from research.scaling import with_ends
 
 SWARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pair": ("demo_pair.toml", ("large",)),
@@ -141,19 +142,14 @@ def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) ->
     finals = finals_of(study, arm, names)
     compared = defence and attack != "none"
     return [
-        with_ends(mean_interval(finals)),
-        with_ends(paired_difference(finals, finals_of(study, f"none.{defence}", names)), "+") if compared else "",
+        with_ends(without_nan(vars(mean_interval(finals)))),
+        with_ends(without_nan(vars(paired_difference(finals, finals_of(study, f"none.{defence}", names)))), "+")
+        if compared
+        else "",
         f"{fmean(shares):.3f} ({max(shares):.3f})",
         f"{fmean(lengths):.1f}",
         f"{max(found):,} ({len(found)} of {len(after)})" if found else "",
     ]
-
-
-def with_ends(estimate: Interval | PairedDifference, sign: str = "") -> str:
-    """A mean with the ends of its interval; one seed has none."""
-    mean = number(estimate.mean, sign)
-    known = estimate.n > 1
-    return true_minus(f"{mean} ({interval_text(vars(estimate), sign, ' to ')})" if known else mean)
 
 
 def finals_of(study: Study, arm: str, names: Sequence[str]) -> list[float]:

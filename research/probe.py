@@ -22,7 +22,6 @@ on-policy direction μ. The corrected cosine is therefore that of this foreign b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -378,7 +377,8 @@ def table(result: Mapping[str, Any]) -> Table:
         printed.add_column(heading.replace("_", " "), justify="right")
     printed.add_row("own (ceiling)", *(_estimate_text(result["ceiling"][key]) for key in STATISTICS))
     printed.add_section()
-    ranked = sorted(result["objectives"].items(), key=lambda named: _cosine(named[1]), reverse=True)
+    cosines = {name: values["cosine"]["value"] for name, values in result["objectives"].items()}
+    ranked = sorted(result["objectives"].items(), key=lambda one: (cosines[one[0]] is None, -(cosines[one[0]] or 0)))
     for name, values in ranked:
         printed.add_row(name, *(_estimate_text(values[key]) for key in STATISTICS))
     lines = [
@@ -394,24 +394,12 @@ def table(result: Mapping[str, Any]) -> Table:
     return printed
 
 
-def _cosine(values: Mapping[str, Any]) -> float:
-    """The cosine to rank by; an undefined one comes last."""
-    cosine = values["cosine"]["value"]
-    return -math.inf if cosine is None else float(cosine)
-
-
 def _estimate_text(estimate: Mapping[str, float | None]) -> str:
     if estimate["value"] is None:
         return "–"
     if estimate["low"] is None:
         return f"{estimate['value']:.2f}"
     return f"{estimate['value']:.2f}\n{estimate['low']:.2f} … {estimate['high']:.2f}"
-
-
-def write(result: Mapping[str, Any], path: Path) -> None:
-    """Write a probe's result as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, result)
 
 
 def probe_bias(
@@ -435,17 +423,16 @@ def probe_bias(
 
     Each objective's update on foreign rollouts is compared with updates on fresh rollouts of the peer's own.
     """
-    if alignment:
-        found = cuts.probe_cuts(run, arm, peer, step)
-        write(found, path := output or run / "probe" / f"{found['arm']}-{peer}-{step}-alignment.json")
-        console.print(cuts.table(found))
-        console.print(f"written to {path}")
-        return
     names = [name.strip() for name in objectives.split(",")] if objectives is not None else list(PAPERS)
-    with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
-        result = probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
-    write(result, path := output or run / "probe" / f"{result['arm']}-{peer}-{step}.json")
-    console.print(table(result))
+    if alignment:
+        result = cuts.probe_cuts(run, arm, peer, step)
+    else:
+        with console.status(f"sampling {fresh} fresh batches and comparing {len(names)} objectives"):
+            result = probe(run, arm, peer, step, fresh=fresh, objectives=names, seed=seed)
+    path = output or run / "probe" / f"{result['arm']}-{peer}-{step}{'-alignment' * alignment}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, result)
+    console.print((cuts.table if alignment else table)(result))
     console.print(f"written to {path}")
 
 

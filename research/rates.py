@@ -7,8 +7,6 @@ held out, so that a comparison's own problems stay unseen.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -104,12 +102,12 @@ def trials(recipe: Recipe, arms: Sequence[str], times: Sequence[float], peers: S
             if not PEER_NAME.fullmatch(name):
                 raise RunError(
                     f"arm {arm.name!r}: {name!r} is too long a name for its runs, which have at most 64 letters: "
-                    f"shorten the arm's"
+                    f"shorten the arm's, or the peers'"
                 )
             rates = {
-                f"peers.{p.name}.learning_rate": _times(
-                    p.learning_rate, multiple if not peers or p.name in peers else 1.0
-                )
+                f"peers.{p.name}.learning_rate": _times(p.learning_rate, multiple)
+                if not peers or p.name in peers
+                else p.learning_rate
                 for p in arm.recipe.peers
             }
             kept = {key: value for key, value in config.set.items() if key not in rates}
@@ -151,16 +149,9 @@ def _with_arms(recipe: Recipe, arms: Sequence[ArmConfig]) -> Recipe:
 
 
 def trial_name(arm: str, times: float, peers: Sequence[str] = ()) -> str:
-    """The name of an arm at a multiple of its rates, or of these peers'; at their own rates it is the arm's name.
-
-    If the peers' names make it too long for its runs, their number and a digest stand for them.
-    """
+    """The name of an arm at a multiple of its rates, or of these peers'; at their own rates it is the arm's name."""
     name = f"{arm}-rate-x{np.format_float_positional(times, trim='-')}"
-    if not peers or times == 1:
-        return name
-    whole = f"{name}-of-{'-'.join(peers)}"
-    digest = hashlib.sha256(json.dumps(peers).encode()).hexdigest()[:6]
-    return whole if PEER_NAME.fullmatch(whole) else f"{name}-of-{len(peers)}-peers-{digest}"
+    return f"{name}-of-{'-'.join(peers)}" if peers and times != 1 else name
 
 
 def _multiplied(recipe: Recipe, peers: Sequence[str]) -> tuple[str, ...]:

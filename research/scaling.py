@@ -296,7 +296,9 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     for size in sizes:
         head = (size["arm"], str(size["size"]))
         trained, against = amount(size["trained"]), _compared(size["against_alone"])
-        accuracy.add_row(*head, amount(size["sampled"]), trained, _ends(size["final"]), *against, _least(size["gains"]))
+        accuracy.add_row(
+            *head, amount(size["sampled"]), trained, with_ends(size["final"]), *against, _least(size["gains"])
+        )
         if (others := size.get("against_equal_training")) is not None:
             equal.add_row(*head, trained, *_compared(others), _least(size["gains_at_equal_training"]))
         alone = size.get("seconds_alone")
@@ -312,14 +314,15 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     return [table for table in (accuracy, equal, cost) if table.row_count]
 
 
-def _ends(estimate: Mapping[str, Any], sign: str = "") -> str:
+def with_ends(estimate: Mapping[str, Any], sign: str = "") -> str:
+    """A mean with the ends of its interval; one seed has none."""
     mean = number(estimate["mean"], sign)
     return true_minus(mean if estimate["low"] is None else f"{mean} ({interval_text(estimate, sign, ' to ')})")
 
 
 def _compared(against: Mapping[str, Any] | None) -> tuple[str, str]:
     """A difference and its p."""
-    return ("", "") if against is None else (_ends(against, "+"), p_text(against["p_adjusted"]))
+    return ("", "") if against is None else (with_ends(against, "+"), p_text(against["p_adjusted"]))
 
 
 def _least(gains: Mapping[str, float]) -> str:
