@@ -154,27 +154,18 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"training__seed": 1}, ["'seed' or 'task.seed' or 'ood.*.seed'"]),
         ({"experiment__baseline": "alone"}, ["did you mean 'baselines'?"]),
         ({"seed": "0"}, ["seed = '0'", "integer"]),
-        ({"seed": 0.5}, ["seed = 0.5"]),
-        ({"seed": True}, ["seed = True"]),
         ({"name": 3}, ["name = 3", 'name = "3"']),
         ({"name": "a b"}, ["name = 'a b'"]),
-        ({"name": "../up"}, ["name = '../up'"]),
         ({"name": "line\n"}, [r"name = 'line\n'"]),
         ({"name": "x" * 65}, ["name = 'xxx"]),
         ({"report_to": "wandb"}, ["report_to = 'wandb'", "an array"]),
-        ({"task": "gsm8k"}, ["task = 'gsm8k'", "a table"]),
         ({"task__options": 3}, ["task.options = 3", "a table"]),
-        ({"peers": {}}, ["peers = {}", "an array"]),
         ({"peers": []}, ["[[peers]]"]),
         ({"peers": ["small"]}, ["peers.0 = 'small'", "a table"]),
         ({"peers__small__lora_target_modules": ["q_proj", 3]}, ["peers.small.lora_target_modules.1 = 3"]),
         ({"peers__small__train": "Lora"}, ["peers.small.train = 'Lora'", "'full' or 'lora'"]),
-        ({"peers__small__learning_rate": 0}, ["greater than 0"]),
         ({"peers__small__learning_rate": math.inf}, ["finite"]),
-        ({"training__rounds": 10.0}, ["training.rounds = 10.0"]),
-        ({"training__save_total_limit": 1}, ["greater than or equal to 2"]),
         ({"sampling__temperature": math.nan}, ["sampling.temperature = nan"]),
-        ({"objective__kl_threshold": math.nan}, ["objective.kl_threshold = nan"]),
         ({"wire": {"logp": "fixed9"}}, ["wire is gone"]),
         ({"prompt__template": "Solve it."}, ["prompt.template 'Solve it.'", "{question}"]),
         ({"prompt__answer_tag": "think"}, ["prompt.think_tag", "'think'"]),
@@ -186,8 +177,6 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"sampling__num_generations": 7, "training__mode": "horizontal"}, ["sampling.num_generations = 7"]),
         ({"peers__small__frozen_dtype": "nf4"}, ["'small'", 'train = "lora"']),
         ({"peers__small__fsdp": True}, ["peers.small.fsdp is gone", "accelerate launch"]),
-        ({"peers__small__data_parallel_size": 1}, ["peers.small.data_parallel_size is gone", "TRL"]),
-        ({"training__swarms": [["small"]]}, ["training.swarms is gone", "training.swarm_size"]),
         ({"training__swarm_size": 3}, ["training.swarm_size = 3", "take 2"]),
         ({"training__max_foreign_rollouts": 11}, ["training.max_foreign_rollouts = 11", "12"]),
         ({"network__mode": "client"}, ["network.connect"]),
@@ -200,24 +189,13 @@ def test_mistakes_are_named_with_their_places() -> None:
     assert all(f"unknown key 'training.{key}'" in several for key in "abc")
     assert several.count("known: eval_every") == 1
     assert several.endswith("(and one more)")
-    for table, key, place in (
-        ([], "name", "name"),
-        ([], "peers", "peers"),
-        (["task"], "name", "task.name"),
-        (["ood", 0], "name", "ood.0.name"),
-        (["peers", 1], "model", "peers.qwen2.5.model"),
-        (["arms", 0], "name", "arms.0.name"),
-    ):
-        made: Any = document()
-        holder = made
-        for step in table:
-            holder = holder[step]
-        del holder[key]
-        assert f"missing key {place!r}" in refusal(made)
-    no_tables: list[Any] = [[], "name", None, 3]
-    for none in no_tables:
+    made = document()
+    del made["name"], made["ood"][0]["name"], made["peers"][1]["model"]
+    said = refusal(made)
+    assert all(f"missing key {place!r}" in said for place in ("name", "ood.0.name", "peers.qwen2.5.model"))
+    for none in ([], "name", None, 3):
         with pytest.raises(RecipeError, match="table"):
-            parse(none)
+            parse(none)  # type: ignore[arg-type]
     with pytest.raises(FtisError, match=r"^here: "):
         parse({}, where="here")
 
@@ -280,21 +258,13 @@ def test_modules_beside_a_recipe_can_be_imported_unless_python_takes_another(
 # --- --set --------------------------------------------------------------------------------------------
 
 
-def reached(value: Any, place: str) -> Any:
-    for step in place.split("."):
-        value = value[int(step)] if step.isdigit() else getattr(value, step)
-    return value
-
-
 def test_any_key_can_be_set(path: Path) -> None:
     for override, place, value in (
         ("seed=-7", "seed", -7),
-        (" seed = 7 ", "seed", 7),
         ("sampling.temperature=.5", "sampling.temperature", 0.5),
         ("objective.kl_threshold=inf", "objective.kl_threshold", math.inf),
         ("training.record_rollouts=false", "training.record_rollouts", False),
         ("training.mode=horizontal", "training.mode", "horizontal"),
-        ("training.mode='horizontal'", "training.mode", "horizontal"),
         ("output_dir=/data/my runs", "output_dir", "/data/my runs"),
         ("output_dir=a=b", "output_dir", "a=b"),
         ("output_dir=", "output_dir", ""),
@@ -305,11 +275,11 @@ def test_any_key_can_be_set(path: Path) -> None:
         ("task.options={depth = 3}", "task.options", {"depth": 3}),
         ("ood.math500.validation_size=9", "ood.0.validation_size", 9),
         ("peers.qwen2.5.model=Qwen/Qwen2.5-1.5B", "peers.1.model", "Qwen/Qwen2.5-1.5B"),
-        ("peers.1.device=cuda:1", "peers.1.device", "cuda:1"),
-        ("arms.alone.collaborate=true", "arms.0.collaborate", True),
         ("honesty={action = 'warn'}", "honesty.action", "warn"),
     ):
-        got = reached(load(path, [override]), place)
+        got: Any = load(path, [override])
+        for step in place.split("."):
+            got = got[int(step)] if step.isdigit() else getattr(got, step)
         assert (got, type(got)) == (value, type(value)), override
     plain, changed = load(path).model_dump(), load(path, ["peers.small.learning_rate=0.5"]).model_dump()
     assert changed["peers"][0].pop("learning_rate") == 0.5
@@ -341,13 +311,11 @@ def test_a_bad_override_is_one_line_that_begins_with_it(path: Path) -> None:
         ("seed=07", ["seed = '07'"]),
         ("training.rounds=2\nseed=3", [r"training.rounds = '2\nseed=3'"]),
         ("peers.*.lorar=3", ["'peers.small.lorar'", "'peers.qwen2.5.lorar'", "'lora_r'"]),
-        ("peers.0.lora_r=0", ["peers.small.lora_r = 0"]),
         ("peers.s*.lora_r=0", ["peers.small.lora_r = 0"]),
         ("peers.*.train=part", ["'full' or 'lora'"]),
         ("ood=[{name=1}]", ["ood.0.name = 1"]),
         ("task.options={operators=1", ["TOML"]),
         ("network.mode=client", ["network.connect"]),
-        ("wire.logp=fixed9", ["gone"]),
     ):
         said = refusal(path, override)
         assert said.startswith(f"--set {override!r}: "), said
