@@ -202,22 +202,13 @@ def test_loss_and_gradient_are_the_reference(name: str) -> None:
 
 
 def test_the_table_of_objectives() -> None:
-    parts = {name: (o.ratio, o.weight, o.filtered) for name, o in OBJECTIVES.items()}
-    assert {name: parts[name] for name in SIX} == {
-        "NoIS": (over_old, unweighted, False),
-        "VIS": (over_generator, unweighted, False),
-        "TIS": (over_old, truncated, False),
-        "F-NoIS": (over_old, unweighted, True),
-        "F-VIS": (over_generator, unweighted, True),
-        "F-TIS": (over_old, truncated, True),
-    }
+    plain = {"NoIS": Objective(), "VIS": Objective(ratio=over_generator), "TIS": Objective(weight=truncated)}
+    filtered = {f"F-{name}": replace(objective, filtered=True) for name, objective in plain.items()}
+    assert {name: OBJECTIVES[name] for name in SIX} == plain | filtered
     assert list(OBJECTIVES) == [*SIX, "F-TIS-lifted", "GSPO", "CISPO", "DAPO", "Dr-GRPO"]
-    for name in SIX:
-        plain = replace(Objective(), ratio=parts[name][0], weight=parts[name][1], filtered=parts[name][2])
-        assert OBJECTIVES[name] == plain
+    assert (F_TIS.ratio, Objective().weight, OBJECTIVES["Dr-GRPO"].advantage) == (over_old, unweighted, centred)
     assert (F_TIS.importance_sampling_clip_max, F_TIS.kl_threshold, F_TIS.epsilon) == (2.0, 50.0, 0.2)
     assert (F_TIS.kl_estimator, F_TIS.kl_reduction, F_TIS.epsilon_high) == ("k1", "sum", None)
-    assert OBJECTIVES["Dr-GRPO"].advantage is centred
 
 
 def test_two_completions_by_hand() -> None:
@@ -244,9 +235,8 @@ def test_two_completions_by_hand() -> None:
         ("F-TIS", {"kl_threshold": 2.46, "kl_estimator": "k3"}, -0.575, [first, [0, 0, 0]]),
     ]
     for name, changes, loss, gradient in cases:
-        objective = replace(OBJECTIVES[name], **changes)
-        assert_same(value_and_gradient(objective, HAND), (torch.tensor(loss), torch.tensor(gradient).double()), 1e-7)
-        found = value_and_gradient(objective, HAND)
+        found = value_and_gradient(replace(OBJECTIVES[name], **changes), HAND)
+        assert_same(found, (torch.tensor(loss), torch.tensor(gradient).double()), 1e-7)
         assert found[0].item() == pytest.approx(loss, rel=1e-12)
 
 
@@ -384,7 +374,7 @@ def test_finite_for_log_ratios_of_a_hundred() -> None:
                 assert bool(diagnostics.k1_N.isfinite().all() & diagnostics.k3_N.isfinite().all())
 
 
-def test_what_is_dropped_or_has_no_advantage_is_exactly_nothing() -> None:
+def test_what_is_dropped_or_has_no_advantage_is_exactly_nothing_and_a_share_is_that_part() -> None:
     sample = draw(6, n=7, t=9)
     bad = replace(sample, advantage=-torch.rand(7, dtype=torch.float64) - 0.1)
     none = replace(sample, advantage=torch.zeros(7, dtype=torch.float64))
@@ -393,9 +383,7 @@ def test_what_is_dropped_or_has_no_advantage_is_exactly_nothing() -> None:
         loss, gradient, _ = value_and_gradient(objective, given_)
         assert loss.item() == 0.0
         assert not gradient.any()
-
-
-def test_shares_scale_a_rollouts_part_of_the_loss() -> None:
+    # Between nothing and all, a share scales a rollout's part of the loss.
     parts = [value_and_gradient(OBJECTIVES["TIS"], HAND.take([i]))[0].item() for i in range(2)]
     loss, _ = policy_loss(OBJECTIVES["TIS"], *HAND.tensors(), share_N=torch.tensor([0.25, 1.0]))
     assert loss.item() == pytest.approx((0.25 * parts[0] + parts[1]) / 2, rel=1e-12)
@@ -502,6 +490,9 @@ def test_a_part_of_another_shape_or_a_wrong_shape_is_named() -> None:
     for part, wrong in parts.items():
         with pytest.raises(RecipeError, match=f"objective.{part} returned the shape"):
             value_and_gradient(replace(Objective(), **{part: wrong}), HAND)
+    for wrong_N in (torch.zeros(3), torch.tensor([1.0, math.nan])):
+        with pytest.raises(RecipeError, match="one finite number per rollout"):
+            advantages(Objective(advantage=lambda _, wrong_N=wrong_N: wrong_N), rewards([1, 0], [0, 0], [0, 0]))  # type: ignore[misc]
     with pytest.raises(RecipeError, match=r"objective.ratio carries no gradient"):
         value_and_gradient(Objective(ratio=lambda log: log.logp_NT.detach().exp()), HAND)
     for shape in ((2, 4), (3, 3), (2,), ()):
@@ -558,13 +549,6 @@ def test_group_advantages_are_standardised_and_equal_rewards_give_exactly_none(
         assert sorted(found[:-3]) == pytest.approx(
             [found[i] for i in sorted(range(len(reward)), key=reward.__getitem__)]
         )
-
-
-def test_wrong_advantages_are_refused() -> None:
-    given_ = rewards([1, 0], [0, 0], [0, 0])
-    for wrong in (torch.zeros(3), torch.tensor([1.0, math.nan])):
-        with pytest.raises(RecipeError, match="one finite number per rollout"):
-            advantages(Objective(advantage=lambda _, wrong=wrong: wrong), given_)  # type: ignore[misc]
 
 
 # --- diagnostics ------------------------------------------------------------------------------------------------------
