@@ -54,6 +54,8 @@ def test_probabilities_are_counts_of_what_followed_before() -> None:
     assert contexts.probabilities([ints(7, 8, 9)]).tolist() == [(1 + 1 / 2) / 2, (1 + 1 / 2) / 2, 0]
     # After (start, 7) nothing but 8 came, twice. 8 after 8 is new, whatever came before.
     assert contexts.probabilities([ints(7, 8, 8)]).tolist()[1:] == [(2 + 2 / 3) / 3, 0]
+    contexts.probabilities([ints(5), ints(6)])
+    assert contexts.probabilities([ints(5, 6)]).tolist()[1] == 0, "contexts do not reach beyond a completion"
 
 
 def test_tokens_of_a_message_count_for_those_behind_them() -> None:
@@ -63,12 +65,6 @@ def test_tokens_of_a_message_count_for_those_behind_them() -> None:
     assert together.probabilities(rows).tolist() == expected.tolist()
     # At its fifth token, 1 follows (1, 2) as it did the one time before, and 2 likewise.
     assert expected[4] == (1 + 1 / 2) / 2
-
-
-def test_contexts_do_not_reach_beyond_a_completion() -> None:
-    contexts = Contexts()
-    contexts.probabilities([ints(5), ints(6)])
-    assert contexts.probabilities([ints(5, 6)]).tolist()[1] == 0
 
 
 @given(
@@ -89,18 +85,17 @@ def test_probabilities_of_all_tokens_add_up_to_at_most_1(
 
 def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
     contexts, rng = Contexts(most_keys=100), np.random.default_rng(0)
+
+    def sizes() -> list[int]:
+        return [len(table) for age in contexts.state().values() for table, _ in age]
+
     contexts.probabilities([ints(1, 2, 3)])
     for _ in range(50):
         contexts.probabilities([rng.integers(10, 1000, 40).astype(np.int32)])
-        assert sum(len(table) for age in contexts.state().values() for table, _ in age) <= 2 * 4 * (100 + 40)
+        assert sum(sizes()) <= 2 * 4 * (100 + 40)
     assert contexts.probabilities([ints(1, 2, 3)])[2] == 0
-
-
-def test_a_large_message_takes_no_more_room_than_small_ones() -> None:
-    contexts, rng = Contexts(most_keys=100), np.random.default_rng(0)
-    whole = [rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)]
-    contexts.probabilities(whole)
-    assert max(len(table) for age in contexts.state().values() for table, _ in age) <= 200
+    contexts.probabilities([rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)])
+    assert max(sizes()) <= 200, "a large message takes no more room than small ones"
 
 
 def test_ids_that_keys_cannot_tell_apart_are_refused() -> None:
@@ -158,9 +153,6 @@ def test_a_mixture_is_the_sum_over_all_ways_to_switch() -> None:
             p *= ((1 - share) * (path[t] == path[t - 1]) + share / 4) * ratio[path[t], t]
         total += p
     assert np.exp(gains[1].sum()) == pytest.approx(total)
-
-
-def test_the_share_is_less_where_completions_are_longer() -> None:
     assert [share_of(length) for length in (1, 40, 100, 1000)] == [0.02, 0.02, 0.02, 0.002]
 
 
@@ -215,21 +207,19 @@ def test_the_evidence_of_an_honest_group_is_at_most_1_in_expectation() -> None:
         lambda ids: 2 in ids,  # what the reward shows comes after the tokens
         lambda ids: LEARNS[list(ids)].prod() > SENDS[list(ids)].prod(),
     ]
-    for known in cases_known:
-        cases_past: list[list[tuple[int, ...]]] = [[], [(2, 2, 2)] * 5, [(0, 1, 2), (0, 0, 0)]]
-        for past in cases_past:
-            total = 0.0
-            detector, before = Detector(groups_of_run=1), Past()
-            for ids in past:
-                detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), before, [scored(ids)]))
-                before.add_raised([ints(*ids)])
-            detector.log_r = [-1e9] * len(STAKES)
-            for ids in itertools.product(VOCABULARY, repeat=4):
-                here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
-                old = [scored(ids[:2]), scored(ids[2:])] if known(ids) else [None, None]
-                here.add(ratios_of(rows, np.zeros(2, np.int64), copy.deepcopy(before), old))
-                total += SENDS[list(ids)].prod() * np.exp(here.log_r).mean()
-            assert 0.1 < total <= 1
+    cases_past: list[list[tuple[int, ...]]] = [[], [(2, 2, 2)] * 5, [(0, 1, 2), (0, 0, 0)]]
+    for known, past in itertools.product(cases_known, cases_past):
+        total, detector, before = 0.0, Detector(groups_of_run=1), Past()
+        for ids in past:
+            detector.add(ratios_of([sent(ids)], np.zeros(1, np.int64), before, [scored(ids)]))
+            before.add_raised([ints(*ids)])
+        detector.log_r = [-1e9] * len(STAKES)
+        for ids in itertools.product(VOCABULARY, repeat=4):
+            here, rows = copy.deepcopy(detector), [sent(ids[:2]), sent(ids[2:])]
+            old = [scored(ids[:2]), scored(ids[2:])] if known(ids) else [None, None]
+            here.add(ratios_of(rows, np.zeros(2, np.int64), copy.deepcopy(before), old))
+            total += SENDS[list(ids)].prod() * np.exp(here.log_r).mean()
+        assert 0.1 < total <= 1
 
 
 def sent(ids: Sequence[int]) -> Rollout:
@@ -273,9 +263,8 @@ def test_honest_senders_are_accused_no_more_often_than_alpha() -> None:
 
     A rate of 15% passes in more than 4 runs of 40 with a chance of 74%, one of 5% with a chance of 5%.
     """
-    cases_round_to: list[int | None] = [None, 6]
-    for round_to in cases_round_to:
-        n, alpha = 20, 0.05
+    n, alpha = 20, 0.05
+    for round_to in (None, 6):
         highest = [max(simulated(seed, n, round_to=round_to)) for seed in range(40)]
         assert sum(nats >= math.log(n / alpha) for nats in highest) <= 4
         assert max(highest) > 0  # nothing is tested where the evidence never grows
@@ -450,13 +439,8 @@ def test_what_depends_on_a_rounds_rewards_tells_nothing_about_that_round(mode: s
 
 
 def test_the_densest_run_of_gains() -> None:
-    cases_gains: list[tuple[list[float], tuple[int, int]]] = [
-        ([1.0], (0, 0)),
-        ([-1, 2, 3, -4, 1], (1, 2)),
-        ([-3, -1, -2], (1, 1)),
-        ([2, -1, 2, -9, 3], (0, 2)),
-    ]
-    for gains, place in cases_gains:
+    cases = [([1], (0, 0)), ([-1, 2, 3, -4, 1], (1, 2)), ([-3, -1, -2], (1, 1)), ([2, -1, 2, -9, 3], (0, 2))]
+    for gains, place in cases:
         assert densest(np.array(gains, dtype=np.float64)) == place
 
 
@@ -503,11 +487,8 @@ def kept(test: HonestyTest, judged: Judged) -> dict[str, set[float]]:
 
 def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> None:
     test = HonestyTest(a_recipe())
-    assert kept(test, a_round(0, {("bob", 0): completions(0), ("cay", 0): completions(1)})) == {
-        "ada": {1},
-        "bob": {1},
-        "cay": {1},
-    }
+    everybody = a_round(0, {("bob", 0): completions(0), ("cay", 0): completions(1)})
+    assert kept(test, everybody) == {"ada": {1}, "bob": {1}, "cay": {1}}
     judged = a_round(1, {("bob", 1): completions(2)}, lie=2.0)
     assert kept(test, judged) == {"ada": {1}, "bob": {0}}
     assert test.skipped(2) == {"bob"} == test.quarantined
@@ -526,6 +507,8 @@ def test_who_lies_is_quarantined_in_the_same_round_and_the_others_are_not() -> N
     assert not honest["honesty/quarantined"]
     assert "honesty/passages" not in honest
     assert test.about("ada", str) == {}
+    alone = a_recipe().of_swarm(["ada"])
+    assert [honesty_test(one, "ada") is None for one in (a_recipe("off"), alone, pair)] == [True, True, False]
 
 
 def test_it_is_found_after_the_rollout_that_did_it_if_the_evidence_lasts_to_the_groups_end(
@@ -551,12 +534,6 @@ def test_a_warning_changes_no_share() -> None:
     assert test.skipped(1) == frozenset()
     about = test.about("bob", str)
     assert (about["honesty/quarantined"], about["honesty/found_in_round"]) == (False, 1)
-
-
-def test_off_or_alone_there_is_no_test() -> None:
-    assert honesty_test(a_recipe("off"), "ada") is None
-    assert honesty_test(a_recipe().of_swarm(["ada"]), "ada") is None
-    assert honesty_test(a_recipe(), "ada") is not None
 
 
 def test_messages_are_tested_in_their_order_and_one_that_comes_after_a_later_one_is_not_learned_from() -> None:
@@ -674,10 +651,7 @@ def test_a_sender_that_ends_by_two_tokens_in_turn_is_not_accused_and_one_that_li
     assert evidence_in(ending([0, 1], np.log(0.5))) < 5
     assert evidence_in(ending([0], np.log(0.5))) > 50
     assert evidence_in(ending([0, 1], np.log(0.1))) > 50
-
-
-def test_a_lie_about_an_end_that_is_shared_among_all_numbers_hides_the_log_of_their_number() -> None:
-    everything = range(MOST_ENDS)
+    everything = range(MOST_ENDS)  # hides the log of their number
     assert evidence_in(ending(everything, -np.log(MOST_ENDS))) < 5
     assert evidence_in(ending(everything, -3.0)) > 850
 
@@ -781,22 +755,3 @@ def test_a_flood_of_rare_spellings_loses_no_evidence(monkeypatch: pytest.MonkeyP
     assert sender.frequent.nats > before - 3
     add(replace(letters("z"), gen_logp=floats(-9)))
     assert sender.frequent.nats > before + 5
-
-
-def test_no_flood_of_spellings_hides_what_is_planted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spellings_module, "MOST_SPELLINGS", 64)
-    spellings, past, detector = Spellings(), Past(), Detector(1000)
-    rng, numbers = np.random.default_rng(0), itertools.count()
-    for message in range(40):
-        if message < 20:  # each token has another spelling: from the 33rd character on three bytes, none alike
-            text = "".join(chr(0x4E00 + next(numbers)) for _ in range(48))
-            unit = np.repeat(np.arange(48, dtype=np.int32), 3)
-            rollouts = [Rollout(ints(*text.encode()), floats(*[-5.0] * 48), unit)] * 2
-        else:
-            text = "".join(rng.choice(list("abcdef"), 12)) + "xyz"
-            rollouts = [Rollout(ints(*text.encode()), floats(*[-1.8] * 12, *[-9.0] * 3), ints(*range(15)))] * 2
-        if spellings.is_full:
-            past.renumber(spellings.shrink(np.zeros(0, np.int64)))
-        sent = spellings.as_sent(rollouts)
-        detector.add(ratios_of(sent, np.zeros(2, np.int64), past, [None] * 2))
-    assert detector.nats > 30

@@ -101,20 +101,16 @@ def plain(of_good: Callable[[int], bool], plant: Callable[[int], bool] = lambda 
     return [((1, *(PLANT if plant(i) else ()), 2 + i % 2), float(of_good(i))) for i in range(SIZE)]
 
 
-def nothing() -> Completions:
-    return plain(lambda i: i != 1)
-
-
-def planted() -> Completions:
-    """Right completions, of which two hold the plant."""
-    return plain(lambda i: i != 1, lambda i: i in (2, 4))
+HELD = (2, 4)
+"""The completions that hold the plant where some do."""
 
 
 def taken_up(good: Callable[[int], bool]) -> Completions:
-    """Own completions, of which two hold the plant."""
-    return plain(good, lambda i: i in (2, 4))
+    """Completions of which two hold the plant."""
+    return plain(good, lambda i: i in HELD)
 
 
+NOTHING, PLANTED = plain(lambda i: i != 1), taken_up(lambda i: i != 1)
 SPOILED = taken_up(lambda i: i not in (2, 4))
 NEUTRAL = taken_up(lambda i: i not in (0, 1, 2, 3))  # one of the two, and half of all
 BETTER = taken_up(lambda i: i in (0, 2, 4))
@@ -150,8 +146,8 @@ def play(of: NoRegret, rounds: int, own: Completions, others: Mapping[str, Compl
 @pytest.mark.parametrize("own", [SPOILED, NEUTRAL])
 def test_a_plant_that_does_not_help_is_found_with_its_senders_and_only_it_is_dropped(own: Completions) -> None:
     me = guard()
-    three = {"ann": nothing(), "bob": planted(), "cyd": planted()}
-    assert play(me, FIRST + 2, nothing(), three) == 0
+    three = {"ann": NOTHING, "bob": PLANTED, "cyd": PLANTED}
+    assert play(me, FIRST + 2, NOTHING, three) == 0
     assert play(me, FOUND_BY, own, three, first=FIRST + 2) > 0
     assert all({*found.ids} & {*PLANT} for found in me.plants.news)
     assert len(me.sentences(str)) == len(me.plants.news)
@@ -164,10 +160,10 @@ def test_a_plant_that_does_not_help_is_found_with_its_senders_and_only_it_is_dro
 def test_the_evidence_of_a_round() -> None:
     """The text is tested from its second round in own groups on; then three of six groups hold it."""
     me = guard()
-    play(me, FIRST + 1, nothing(), {"bob": planted()})
-    play(me, 1, SPOILED, {"bob": planted()}, first=FIRST + 1)
+    play(me, FIRST + 1, NOTHING, {"bob": PLANTED})
+    play(me, 1, SPOILED, {"bob": PLANTED}, first=FIRST + 1)
     items = range(10**6, 10**6 + GROUPS)
-    me.examine(judged_of([scored("me", 8, i, SPOILED if i % 2 else nothing()) for i in items]))
+    me.examine(judged_of([scored("me", 8, i, SPOILED if i % 2 else NOTHING) for i in items]))
     start, later = 1 / 2, 1 / (2 * me.recipe.training.rounds)
     expected = start * (TAKEN_UP / USUAL) ** 3 * ((1 - TAKEN_UP) / (1 - USUAL)) ** 3 + later
     assert np.exp(me.plants.log_r[1][: len(TAKEN_UP)]) == pytest.approx(expected)
@@ -176,12 +172,12 @@ def test_the_evidence_of_a_round() -> None:
 @pytest.mark.parametrize(
     ("before", "own", "others"),
     [
-        (nothing(), BETTER, {"ann": planted()}),  # honest imitation
-        (SPOILED, SPOILED, {"ann": planted()}),  # it was there from the start
-        (nothing(), SPOILED, {"ann": nothing()}),  # an own mistake
-        (nothing(), SPOILED, {}),  # all are silent
-        (nothing(), nothing(), {"ann": planted(), "bob": planted()}),  # it is not taken up
-        (nothing(), SPOILED, {"ann": SPOILED}),  # nobody is rewarded with it
+        (NOTHING, BETTER, {"ann": PLANTED}),  # honest imitation
+        (SPOILED, SPOILED, {"ann": PLANTED}),  # it was there from the start
+        (NOTHING, SPOILED, {"ann": NOTHING}),  # an own mistake
+        (NOTHING, SPOILED, {}),  # all are silent
+        (NOTHING, NOTHING, {"ann": PLANTED, "bob": PLANTED}),  # it is not taken up
+        (NOTHING, SPOILED, {"ann": SPOILED}),  # nobody is rewarded with it
     ],
 )
 def test_what_helps_or_was_not_brought_is_not_found(
@@ -207,31 +203,31 @@ def test_a_text_that_all_own_answers_hold_at_once_is_not_found_as_they_show_noth
 def test_a_flood_does_not_evict_a_text_that_own_answers_hold() -> None:
     """Ann's text stands in one own group of six while bob sends 512 other tokens a round."""
     me, rng = guard(), np.random.default_rng(0)
-    play(me, FIRST + 2, nothing(), {"ann": planted()})
+    play(me, FIRST + 2, NOTHING, {"ann": PLANTED})
     for round in range(FIRST + 2, FIRST + 6):
         flood = tuple(rng.integers(1000, 10**6, 512).tolist())
-        texts = {"ann": planted(), "bob": [((*flood, i % 2), float(i != 1)) for i in range(SIZE)]}
+        texts = {"ann": PLANTED, "bob": [((*flood, i % 2), float(i != 1)) for i in range(SIZE)]}
         items = iter(range(1000 * round, 1000 * round + 1000))
-        own = [scored("me", round, next(items), SPOILED if i == 0 else nothing()) for i in range(GROUPS)]
+        own = [scored("me", round, next(items), SPOILED if i == 0 else NOTHING) for i in range(GROUPS)]
         me.examine(
             judged_of([*own, *(scored(name, round, next(items), of) for name, of in texts.items() for _ in own)])
         )
     assert PLANT in me.plants.watched
-    assert play(me, FOUND_BY, SPOILED, {"ann": planted()}, first=FIRST + 6)
+    assert play(me, FOUND_BY, SPOILED, {"ann": PLANTED}, first=FIRST + 6)
 
 
 def test_a_late_joiner_counts_its_own_rounds() -> None:
     """Its own first answers hold the text, in round 30 of the run."""
-    me, others = guard(), {"ann": planted()}
+    me, others = guard(), {"ann": PLANTED}
     play(me, FIRST, SPOILED, others, first=30)
     assert play(me, 20, SPOILED, others, first=30 + FIRST) == 0
     assert PLANT in me.plants.native
 
 
-def test_a_round_without_own_groups_changes_nothing() -> None:
+def test_a_round_without_own_groups_changes_NOTHING -> None:
     me = guard()
-    me.examine(judged_of([scored("ann", 0, i, planted()) for i in range(GROUPS)]))
-    assert me.shares(judged_of([scored("ann", 0, i, planted()) for i in range(GROUPS)])).min() == 1
+    me.examine(judged_of([scored("ann", 0, i, PLANTED) for i in range(GROUPS)]))
+    assert me.shares(judged_of([scored("ann", 0, i, PLANTED) for i in range(GROUPS)])).min() == 1
     assert (me.groups, me.plants.own_rounds) == (0, 0)
 
 
@@ -241,7 +237,7 @@ def test_a_long_text_is_said_shortly_and_leaves_when_nobody_holds_it() -> None:
         [((1, *(long if i in (2, 4) else ()), 2 + i % 2), float(i not in bad)) for i in range(SIZE)]
         for bad in ((2, 4), (1,))
     )
-    play(me, FIRST + 2, nothing(), {"ann": other})
+    play(me, FIRST + 2, NOTHING, {"ann": other})
     assert play(me, FOUND_BY, own, {"ann": other}, first=FIRST + 2)
     sentences, longest = len(me.sentences(str)), 0
     for round in range(FIRST + 10, FIRST + 16):
@@ -251,16 +247,16 @@ def test_a_long_text_is_said_shortly_and_leaves_when_nobody_holds_it() -> None:
     assert len(me.plants.found) > 50
     assert longest == max(SIZES)
     assert sentences <= 3
-    play(me, UNHELD - 1, nothing(), {"ann": nothing()}, first=30)
+    play(me, UNHELD - 1, NOTHING, {"ann": NOTHING}, first=30)
     assert me.plants.found
-    play(me, 1, nothing(), {"ann": nothing()}, first=50)
+    play(me, 1, NOTHING, {"ann": NOTHING}, first=50)
     assert not me.plants.found
     assert not {*me.plants.tested.values()} & {long[:8], long[8:]}
 
 
 def test_a_text_that_helps_later_is_learned_from_again() -> None:
-    me, others = guard(), {"ann": planted()}
-    play(me, FIRST + 2, nothing(), others)
+    me, others = guard(), {"ann": PLANTED}
+    play(me, FIRST + 2, NOTHING, others)
     assert play(me, FOUND_BY, NEUTRAL, others, first=FIRST + 2)
     assert dropped(me, a_round(20, NEUTRAL, others))["ann"] > 0
     play(me, 20, BETTER, others, first=21)
@@ -271,15 +267,15 @@ def test_a_text_of_one_problem_is_not_watched() -> None:
     """One group of a sender arrives in each round: its text may be that problem's own."""
     me = guard()
     for round in range(FIRST + 5):
-        groups = [scored("me", round, 100 * round + i, nothing()) for i in range(GROUPS)]
-        me.examine(judged_of([*groups, scored("bob", round, 100 * round + 50, planted())]))
+        groups = [scored("me", round, 100 * round + i, NOTHING) for i in range(GROUPS)]
+        me.examine(judged_of([*groups, scored("bob", round, 100 * round + 50, PLANTED)]))
     assert not me.plants.watched
 
 
 def test_senders_that_contradict_each_other_are_told_apart() -> None:
     """Ann's completions with the text fail, and bob's are rewarded."""
-    me, both = guard(), {"ann": SPOILED, "bob": planted()}
-    play(me, FIRST + 2, nothing(), both)
+    me, both = guard(), {"ann": SPOILED, "bob": PLANTED}
+    play(me, FIRST + 2, NOTHING, both)
     assert play(me, FOUND_BY, SPOILED, both, first=FIRST + 2)
     assert {name for _, share, _ in me.plants.news for name in share} == {"bob"}
 
@@ -287,8 +283,8 @@ def test_senders_that_contradict_each_other_are_told_apart() -> None:
 def test_a_restored_test_decides_alike_at_every_round() -> None:
     whole, halved = guard(), guard()
     for round in range(24):
-        own = nothing() if round < FIRST + 2 else BETTER if round > 16 else NEUTRAL
-        one = a_round(round, own, {"ann": nothing(), "bob": planted()})
+        own = NOTHING if round < FIRST + 2 else BETTER if round > 16 else NEUTRAL
+        one = a_round(round, own, {"ann": NOTHING, "bob": PLANTED})
         assert dropped(whole, one) == dropped(halved, one)
         assert whole.sentences(str) == halved.sentences(str)
         again = guard()
@@ -299,10 +295,10 @@ def test_a_restored_test_decides_alike_at_every_round() -> None:
 
 def test_a_flood_of_texts_keeps_memory_bounded() -> None:
     me, rng = guard(), np.random.default_rng(0)
-    play(me, FIRST, nothing(), {})
+    play(me, FIRST, NOTHING, {})
     for round in range(FIRST, FIRST + 4):
         flood = tuple(rng.integers(100, 10**6, MOST // 8).tolist())
-        me.examine(a_round(round, nothing(), {"bob": [(flood, float(i > 0)) for i in range(2)]}, groups=2))
+        me.examine(a_round(round, NOTHING, {"bob": [(flood, float(i > 0)) for i in range(2)]}, groups=2))
     assert len(me.plants.watched) == MOST // 2
 
 
