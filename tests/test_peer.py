@@ -70,6 +70,12 @@ def batch_of(peer: Peer) -> Batch:
     return collate(peer.sample(0), peer.member.prompt_ids, peer.name)
 
 
+def halved(batch: Batch) -> Batch:
+    """The same, as if every second rollout were another peer's."""
+    source_N = np.arange(len(batch)) % 2
+    return replace(batch, source_N=source_N, own_N=source_N == 0, sources=("a", "b"))
+
+
 def judged(peer: Peer, batch: Batch, steps: int = 2) -> Judged:
     return judge(batch, peer.member.advantages(batch), peer.policy, peer.decoding, peer.member.objective, steps)
 
@@ -135,12 +141,10 @@ def test_beta_pulls_back_to_the_model_at_the_start_on_rollouts_without_advantage
 def test_a_message_of_another_round_than_its_offers_is_not_admitted(make_peer: MakePeer) -> None:
     peer = make_peer()
     peer.member.admitter = admitter(max_staleness=2)
-    in_time = {"ada": message(group(0, round=3), round=3)}
-    assert [r.reason for a in peer.member.admit(Collected(in_time), 4) for r in a.rejections] == ["wrong_round"]
-    late = (("ada", 2, message(group(0, round=3), round=3)),)
-    assert [r.reason for a in peer.member.admit(Collected({}, late=late), 4) for r in a.rejections] == ["wrong_round"]
-    late = (("ada", 3, message(group(0, round=3), round=3)),)
-    assert [len(a.admitted) for a in peer.member.admit(Collected({}, late=late), 4)] == [1]
+    of_three = message(group(0, round=3), round=3)
+    for shifted in (Collected({"ada": of_three}), Collected({}, late=(("ada", 2, of_three),))):
+        assert [r.reason for a in peer.member.admit(shifted, 4) for r in a.rejections] == ["wrong_round"]
+    assert [len(a.admitted) for a in peer.member.admit(Collected({}, late=(("ada", 3, of_three),)), 4)] == [1]
 
 
 def test_where_sampler_and_learner_differ_all_are_computed_again(make_peer: MakePeer) -> None:
@@ -177,16 +181,15 @@ def test_nothing_is_trained_where_they_are_two_policies(make_peer: MakePeer) -> 
 def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(
     objective: str, make_peer: MakePeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its gradient is that with log π_old computed before; every second rollout is another peer's."""
+    """Its gradient is that with log π_old computed before."""
     peer = in_bfloat16(make_peer(objective=objective), monkeypatch)
-    batch = batch_of(peer)
-    source_N = np.arange(len(batch)) % 2
+    batch = halved(batch_of(peer))
     noise = np.random.default_rng(0).normal(scale=0.05, size=(len(batch), peer.decoding.max_completion_length))
     off = [
         Rollout(r.completion_ids, np.minimum(r.gen_logp + noise[i, : len(r)], 0).astype(np.float32))
         for i, r in enumerate(batch.rollouts)
     ]
-    batch = replace(batch, rollouts=tuple(off), source_N=source_N, own_N=source_N == 0, sources=("a", "b"))
+    batch = replace(batch, rollouts=tuple(off))
 
     def gradient(start: Judged) -> torch.Tensor:
         step = step_size(batch, np.arange(len(batch)), peer.decoding)
@@ -200,7 +203,7 @@ def test_a_rounds_only_step_takes_log_pi_old_from_its_own_pass(
     calls = forwarded(peer)
     start = judged(peer, batch, steps=1)
     assert start.own_old == OwnOld.IN_STEP
-    foreign = int((source_N[start.rows] == 1).sum())
+    foreign = int((~batch.own_N[start.rows]).sum())
     assert sum(calls) == foreign + min(CHECKED_ROLLOUTS, len(start.rows) - foreign)
     assert len(start.gap)
     torch.testing.assert_close(gradient(start), expected, rtol=1e-4, atol=1e-7)
@@ -239,24 +242,19 @@ def test_a_sampler_of_another_policy_is_no_rounding(
 @pytest.mark.parametrize("truncation", [{"top_k": 5}, {"top_p": 0.8}])
 def test_with_a_truncated_distribution_all_are_computed_again(truncation: Any, make_peer: MakePeer) -> None:
     peer = make_peer(**truncation)
-    batch = batch_of(peer)
-    calls = forwarded(peer)
+    batch, calls = batch_of(peer), forwarded(peer)
     start = judged(peer, batch, steps=1)
-    assert start.own_old == OwnOld.RECOMPUTED
-    assert not len(start.gap)
-    assert sum(calls) == len(start.rows)
+    assert (start.own_old, len(start.gap), sum(calls)) == (OwnOld.RECOMPUTED, 0, len(start.rows))
 
 
 def test_foreign_rollouts_are_scored_by_the_learner(make_peer: MakePeer) -> None:
     peer = make_peer()
-    batch = batch_of(peer)
-    source_N = np.arange(len(batch)) % 2
-    calls = forwarded(peer)
-    start = judged(peer, replace(batch, source_N=source_N, own_N=source_N == 0, sources=("a", "b")))
-    foreign = source_N[start.rows] == 1
-    assert sum(calls) == foreign.sum() + min(CHECKED_ROLLOUTS, (~foreign).sum())
-    for row, old, is_foreign in zip(start.rows, start.old_logp, foreign, strict=True):
-        assert (old is batch.rollouts[row].gen_logp) == (not is_foreign)
+    batch, calls = halved(batch_of(peer)), forwarded(peer)
+    start = judged(peer, batch)
+    own_R = batch.own_N[start.rows]
+    assert sum(calls) == (~own_R).sum() + min(CHECKED_ROLLOUTS, own_R.sum())
+    for row, old, own in zip(start.rows, start.old_logp, own_R, strict=True):
+        assert (old is batch.rollouts[row].gen_logp) == own
         np.testing.assert_allclose(old, batch.rollouts[row].gen_logp, atol=1e-4)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
 
@@ -96,24 +96,16 @@ def judged_of(groups: Sequence[ScoredGroup]) -> Judged:
     return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32))
 
 
-def plain(of_good: Callable[[int], bool], plant: Callable[[int], bool] = lambda i: False) -> Completions:
-    """Completions of which some are rewarded, and some hold the plant."""
-    return [((1, *(PLANT if plant(i) else ()), 2 + i % 2), float(of_good(i))) for i in range(SIZE)]
+def completions(bad: Iterable[int], held: Iterable[int] = (), text: tuple[int, ...] = PLANT) -> Completions:
+    """A group whose ``bad`` completions fail, and whose ``held`` ones hold the text."""
+    return [((1, *(text if i in held else ()), 2 + i % 2), float(i not in bad)) for i in range(SIZE)]
 
 
-HELD = (2, 4)
-"""The completions that hold the plant where some do."""
-
-
-def taken_up(good: Callable[[int], bool]) -> Completions:
-    """Completions of which two hold the plant."""
-    return plain(good, lambda i: i in HELD)
-
-
-NOTHING, PLANTED = plain(lambda i: i != 1), taken_up(lambda i: i != 1)
-SPOILED = taken_up(lambda i: i not in (2, 4))
-NEUTRAL = taken_up(lambda i: i not in (0, 1, 2, 3))  # one of the two, and half of all
-BETTER = taken_up(lambda i: i in (0, 2, 4))
+ALL, SOME = range(SIZE), (2, 4)
+NOTHING, PLANTED = completions([1]), completions([1], SOME)
+SPOILED = completions(SOME, SOME)
+NEUTRAL = completions([0, 1, 2, 3], SOME)  # one of the two fails, and half of all
+BETTER = completions([1, 3, 5, 6, 7], SOME)
 
 
 def a_round(round: int, own: Completions, others: Mapping[str, Completions], groups: int = GROUPS) -> Judged:
@@ -192,10 +184,10 @@ def test_what_helps_or_was_not_brought_is_not_found(
 @pytest.mark.parametrize("wrong", [(), (0,)])
 def test_a_text_that_all_own_answers_hold_at_once_is_not_found_as_they_show_nothing(wrong: tuple[int, ...]) -> None:
     """One in eight was right; with the text all are, or those that end in one way fail now and then."""
-    all_hold = {"ann": plain(lambda i: i != 1, lambda i: True)}
+    all_hold = {"ann": completions([1], ALL)}
     me = guard()
-    play(me, FIRST + 2, plain(lambda i: i == 1), all_hold)
-    own = plain(lambda i: i not in wrong, lambda i: True)
+    play(me, FIRST + 2, completions({*ALL} - {1}), all_hold)
+    own = completions(wrong, ALL)
     assert play(me, 20, own, all_hold, first=FIRST + 2) == 0
     assert dropped(me, a_round(50, own, all_hold))["ann"] == 0
 
@@ -224,7 +216,7 @@ def test_a_late_joiner_counts_its_own_rounds() -> None:
     assert PLANT in me.plants.native
 
 
-def test_a_round_without_own_groups_changes_NOTHING -> None:
+def test_a_round_without_own_groups_changes_nothing() -> None:
     me = guard()
     me.examine(judged_of([scored("ann", 0, i, PLANTED) for i in range(GROUPS)]))
     assert me.shares(judged_of([scored("ann", 0, i, PLANTED) for i in range(GROUPS)])).min() == 1
@@ -233,10 +225,7 @@ def test_a_round_without_own_groups_changes_NOTHING -> None:
 
 def test_a_long_text_is_said_shortly_and_leaves_when_nobody_holds_it() -> None:
     me, long = guard(), tuple(range(200, 216))
-    own, other = (
-        [((1, *(long if i in (2, 4) else ()), 2 + i % 2), float(i not in bad)) for i in range(SIZE)]
-        for bad in ((2, 4), (1,))
-    )
+    own, other = (completions(bad, SOME, long) for bad in (SOME, [1]))
     play(me, FIRST + 2, NOTHING, {"ann": other})
     assert play(me, FOUND_BY, own, {"ann": other}, first=FIRST + 2)
     sentences, longest = len(me.sentences(str)), 0
