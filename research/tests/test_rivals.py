@@ -119,6 +119,11 @@ def padded(rows: Sequence[Row]) -> torch.Tensor:
 @pytest.mark.parametrize("name", REFERENCES)
 def test_losses_and_gradients_are_those_of_a_loop(name: str) -> None:
     logp, old, gen, advantage, own = drawn(0)
+    branches = {
+        (is_own, a > 0, sum(math.exp((sum(p) - sum(g)) / len(p)) > bound for bound in (LOW, 1, HIGH)))
+        for p, g, a, is_own in zip(logp, gen, advantage, own, strict=True)
+    }
+    assert len(branches) == 16, "else the comparison would prove less than it says"
     logp_NT = padded(logp).requires_grad_(True)
     loss, _ = policy_loss(
         getattr(rivals, name),
@@ -137,15 +142,6 @@ def test_losses_and_gradients_are_those_of_a_loop(name: str) -> None:
         expected = [-slope / len(rows) for slope in slopes]
         np.testing.assert_allclose(found[: len(expected)], expected, rtol=1e-10, atol=1e-14)
         assert not found[len(expected) :].any()
-
-
-def test_the_loops_meet_every_branch() -> None:
-    """Else the comparison above would prove less than it says."""
-    seen = set()
-    for logp, _, gen, advantage, own in zip(*drawn(0), strict=True):
-        ratio = math.exp((sum(logp) - sum(gen)) / len(logp))
-        seen.add((own, advantage > 0, sum(ratio > bound for bound in (LOW, 1, HIGH))))
-    assert len(seen) == 16
 
 
 def test_sequence_ratios_are_the_same_where_units_hold_several_tokens() -> None:
@@ -177,11 +173,6 @@ def test_capabilities_scale_baseline_and_advantage() -> None:
     np.testing.assert_allclose(unscaled[:4], [0.625, -0.375, 1.25, -0.75], rtol=1e-12)
 
 
-def test_capabilities_below_zero_are_no_ratio() -> None:
-    with pytest.raises(RecipeError, match="HACPO compares mean rewards"):
-        rivals.by_capability(rewards([1, 0, -1, -1], [0] * 4, [0, 0, 1, 1]))
-
-
 def test_equal_capabilities_are_grpo_and_none_is_infinite() -> None:
     given = rewards([1, 0, 0, 1, 1, 0, 0, 1], [0] * 4 + [1] * 4, [0, 0, 1, 1] * 2)
     np.testing.assert_allclose(rivals.by_capability(given), group_advantages(given.reward_N, given.group_N))
@@ -189,6 +180,8 @@ def test_equal_capabilities_are_grpo_and_none_is_infinite() -> None:
         found = rivals.by_capability(rewards(reward, [0] * 4, [0, 0, 1, 1]))
         baseline = sum(r / w for r, w in zip(reward, [1, 1, ratio, ratio], strict=True)) / 4
         assert found[3].item() == pytest.approx(-ratio * baseline / (math.sqrt(3) / 4))
+    with pytest.raises(RecipeError, match="HACPO compares mean rewards"):  # below zero they are no ratio
+        rivals.by_capability(rewards([1, 0, -1, -1], [0] * 4, [0, 0, 1, 1]))
 
 
 def test_successes_of_others_count_one() -> None:
@@ -212,11 +205,6 @@ def judged(own: Sequence[bool], advantage: Sequence[float], round: int = 0) -> J
     return cast(Judged, SimpleNamespace(batch=batch, rows=rows, advantage_R=torch.tensor([a for a in advantage if a])))
 
 
-def test_foreign_failures_are_dropped() -> None:
-    shares = rivals.foreign_positives(judged([True, True, False, False, False], [1.0, -1.0, 0.0, 1.0, -1.0]))
-    assert shares.tolist() == [1.0, 1.0, 1.0, 0.0]
-
-
 def test_foreign_first_then_own() -> None:
     recipe = recipe_of("ada", "bob", "cid", rounds=8)
     selection = rivals.ForeignFirst(recipe, "ada")
@@ -228,11 +216,10 @@ def test_foreign_first_then_own() -> None:
 
 
 def test_an_objective_brings_its_selections() -> None:
-    recipe = recipe_of("ada", "bob")
-    names = [s.name for s in selections_of(recipe, "ada", rivals.SFT_THEN_ALONE)]
-    assert names == ["penalty", "honesty", "alignment", "foreign first"]
-    names = [s.name for s in selections_of(recipe, "ada", rivals.LUFFY)]
-    assert names == ["penalty", "honesty", "alignment", "foreign_positives"]
+    found = judged([True, True, False, False, False], [1.0, -1.0, 0.0, 1.0, -1.0])
+    assert rivals.foreign_positives(found).tolist() == [1, 1, 1, 0]
+    for objective, name in ((rivals.SFT_THEN_ALONE, "foreign first"), (rivals.LUFFY, "foreign_positives")):
+        assert selections_of(recipe_of("ada", "bob"), "ada", objective)[-1].name == name
 
 
 @pytest.mark.parametrize(("name", "mode"), [("HACPO", "horizontal"), ("SFT_THEN_ALONE", "vertical")])
