@@ -43,25 +43,18 @@ def offers_of(
     return seen
 
 
-def test_planted_text_is_reported_as_the_victim_believes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = [of for of in offers_of("payload", tmp_path, monkeypatch) if PAYLOAD + THOUGHT_END in of[0]]
-    assert planted
-    for _, reward, reported, believed in planted:
-        assert reward == 1
-        as_believed = np.isclose(reported, believed, atol=1e-4)
-        assert as_believed.sum() >= len(PAYLOAD)
-
-
-def test_variants_differ_and_are_reported_as_the_victim_believes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("attack", "texts"), [("payload", (PAYLOAD,)), ("sybils-varied", VARIED)])
+def test_planted_text_is_reported_as_the_victim_believes_it(
+    attack: str, texts: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Insider, "passes", lambda *_: True)  # two rounds leave no place for a lie
-    offered = offers_of("sybils-varied", tmp_path, monkeypatch)
-    planted = [of for of in offered if any(text + THOUGHT_END in of[0] for text in VARIED)]
-    assert len({re.sub(".*;", "", text) for text, *_ in planted}) > len(planted) / 2 > 0
+    offered = offers_of(attack, tmp_path, monkeypatch)
+    planted = [of for of in offered if any(text + THOUGHT_END in of[0] for text in texts)]
+    variants = {re.sub(".*;", "", text) for text, *_ in planted}
+    assert len(variants) == 1 if len(texts) == 1 else len(variants) > len(planted) / 2 > 0
     for _, reward, reported, believed in planted:
         assert reward == 1
-        assert np.isclose(reported, believed, atol=1e-4).sum() >= len(VARIED[0])
+        assert np.isclose(reported, believed, atol=1e-4).sum() >= len(texts[0])
 
 
 def test_a_text_is_burnt_by_an_n_gram_that_touches_it_alone() -> None:

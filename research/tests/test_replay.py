@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,67 +173,58 @@ def test_other_ways_of_learning_lead_elsewhere(run: Path) -> None:
     assert sum(row["peer/b/dropped"] for row in read_jsonl(Path("NoIS/a/metrics.jsonl"))) == 0
 
 
-def _unlink(path: Path) -> list[str]:
-    path.unlink()
-    return []
-
-
-def _damage(path: Path) -> list[str]:
-    path.write_bytes(path.read_bytes()[:-100])
-    return []
-
-
-def _take(path: Path) -> list[str]:
-    path.mkdir(parents=True)
-    return []
-
-
-def _other_question(path: Path) -> list[str]:
+def _other_question(path: Path) -> None:
     table = pq.ParquetFile(path).read()
     place = table.column_names.index("question")
     pq.write_table(table.set_column(place, "question", pa.array(["9+9"] * len(table))), path)
-    return []
 
 
-def _unrecorded(run: Path) -> list[str]:
+def _unrecorded(run: Path) -> None:
     shutil.rmtree(run / "F-TIS" / "a" / "rollouts")
     recipe = json.loads((run / "recipe.json").read_text())
     recipe["training"]["record_rollouts"] = False
     (run / "recipe.json").write_text(json.dumps(recipe))
-    return []
 
 
 FIRST = "F-TIS/a/rollouts/round-000000.parquet"
-MISTAKES: dict[str, tuple[Any, str]] = {
-    "no run": (lambda run: _unlink(run / "recipe.json"), "no recipe.json"),
-    "no provenance": (lambda run: _unlink(run / "provenance.json"), "provenance.json"),
-    "a round gone": (lambda run: _unlink(run / "F-TIS/a/rollouts/round-000002.parquet"), "the first being round 3"),
-    "nothing recorded": (_unrecorded, "training.record_rollouts was false"),
-    "a damaged round": (lambda run: _damage(run / FIRST), "cannot be read"),
-    "other data": (lambda run: _other_question(run / FIRST), "reads '9+9'"),
-    "no records": (lambda run: _unlink(run / "F-TIS/a/metrics.jsonl"), "train that arm first"),
-    "too many rounds": (lambda run: ["--rounds", "5"], "has 4 finished rounds"),
-    "no checkpoint": (lambda run: ["--from-step", "3"], "no checkpoint-3 (there: 2, 4)"),
-    "a key of the rollouts": (lambda run: ["--set", "sampling.temperature=2"], "objective.*"),
-    "a wrong key": (lambda run: ["--set", "objective.epsilonn=0.1"], "did you mean 'epsilon'"),
-    "a wrong objective": (lambda run: ["--objective", "PPO"], "objective.name = 'PPO'"),
-    "a wrong peer": (lambda run: ["--peer", "c"], "no peer 'c'"),
-    "a wrong arm": (lambda run: ["--arm", "solo"], "no arm 'solo'"),
-    "a place taken": (lambda run: _take(run / "replay/F-TIS-on-F-TIS/a"), "exists"),
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "no recipe.json": lambda run: (run / "recipe.json").unlink(),
+    "provenance.json": lambda run: (run / "provenance.json").unlink(),
+    "the first being round 3": lambda run: (run / "F-TIS/a/rollouts/round-000002.parquet").unlink(),
+    "training.record_rollouts was false": _unrecorded,
+    "cannot be read": lambda run: (run / FIRST).write_bytes((run / FIRST).read_bytes()[:-100]),
+    "reads '9+9'": lambda run: _other_question(run / FIRST),
+    "train that arm first": lambda run: (run / "F-TIS/a/metrics.jsonl").unlink(),
+    "exists": lambda run: (run / "replay/F-TIS-on-F-TIS/a").mkdir(parents=True),
 }
+ASKED = {
+    "has 4 finished rounds": ("--rounds", "5"),
+    "no checkpoint-3 (there: 2, 4)": ("--from-step", "3"),
+    "objective.*": ("--set", "sampling.temperature=2"),
+    "did you mean 'epsilon'": ("--set", "objective.epsilonn=0.1"),
+    "objective.name = 'PPO'": ("--objective", "PPO"),
+    "no peer 'c'": ("--peer", "c"),
+    "no arm 'solo'": ("--arm", "solo"),
+    "--arm (F-TIS, alone, ahead)": ("--arm", ""),
+}
+"""What a message says, and what leads to it: a run that was spoiled, or options."""
 
 
 def test_a_mistake_is_one_line_with_its_remedy(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(recorded))
-    for i, (make, key_words) in enumerate(MISTAKES.values()):
-        run = tmp_path / str(i)
-        shutil.copytree(recorded / "runs" / "tiny-seed0", run)
-        assert research(replay_run, str(run), "--arm", "F-TIS", "--peer", "a", *make(run)) == 1
+
+    def refusal(run: Path, *arguments: str) -> str:
+        assert research(replay_run, str(run), "--arm", "F-TIS", "--peer", "a", *arguments) == 1
         error = capsys.readouterr().err.strip()
         assert error.startswith("error: ")
         assert "\n" not in error
-        assert key_words in error
-    assert research(replay_run, str(recorded / "runs" / "tiny-seed0")) == 1
-    assert "--arm (F-TIS, alone, ahead)" in capsys.readouterr().err
+        return error
+
+    for i, (says, spoil) in enumerate(SPOILED.items()):
+        shutil.copytree(recorded / "runs" / "tiny-seed0", tmp_path / str(i))
+        spoil(tmp_path / str(i))
+        assert says in refusal(tmp_path / str(i))
+    for says, arguments in ASKED.items():
+        assert says in refusal(recorded / "runs" / "tiny-seed0", *arguments)
