@@ -193,9 +193,10 @@ def test_mistakes_are_named_with_their_places() -> None:
     del made["name"], made["ood"][0]["name"], made["peers"][1]["model"]
     said = refusal(made)
     assert all(f"missing key {place!r}" in said for place in ("name", "ood.0.name", "peers.qwen2.5.model"))
-    for none in ([], "name", None, 3):
+    no_tables: list[Any] = [[], "name", None, 3]
+    for none in no_tables:
         with pytest.raises(RecipeError, match="table"):
-            parse(none)  # type: ignore[arg-type]
+            parse(none)
     with pytest.raises(FtisError, match=r"^here: "):
         parse({}, where="here")
 
