@@ -124,11 +124,12 @@ def test_a_fifth_at_most_is_held_out_and_something_is_left_to_train_on() -> None
     assert len(held_out(name="clock", train_size=2000).validation) == 300  # clock's own number
     assert len(held_out(7, name="clock", train_size=2000).validation) == 7
     assert len(held_out(name="clock", train_size=100).validation) == 20
-    for options, said in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"name": "clock", "train_size": 4}, r"task 'clock' has 4 different problems .*; set task.train_size"),
         ({"name": "clock", "nam": 1}, r"task.options.nam of 'research.held_out.load': .*; give a task's own keys"),
         ({}, r"task.options.name of 'research.held_out.load': "),
-    ):
+    ]
+    for options, said in refused:
         with pytest.raises(TaskError, match=said):
             held_out(**options)
 
