@@ -36,6 +36,8 @@ def test_a_rollout_has_one_log_probability_per_token_or_per_unit_in_ascending_or
     for wrong in ([0, 1], [0, 0, 0], [1, 1, 2], [0, 1, 0], [0, 1, 2]):
         with pytest.raises(ValueError, match="unit"):
             Rollout(ids, logp, np.array(wrong, np.int32))
+    with pytest.raises(ValueError, match="unit"):  # a unit without a token
+        Rollout(ids, np.zeros(3, np.float32), np.array([0, 2, 2], np.int32))
 
 
 def test_prompts_with_the_same_problem_are_equal_whatever_their_columns() -> None:
