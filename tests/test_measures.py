@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftis.admission import Admission, Collected, Reason, Rejection
 from ftis.learning import Update
