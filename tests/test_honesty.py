@@ -335,6 +335,31 @@ def test_groups_of_a_message_give_together_what_they_give_one_by_one(
         assert together.state()["keys"] == apart.state()["keys"]
 
 
+@pytest.mark.parametrize(("hits", "places", "logp"), [(4200, 8192, math.log(0.45)), (16384, 16384, math.log(0.9))])
+def test_the_evidence_on_tokens_of_a_long_group_by_hand(hits: int, places: int, logp: float) -> None:
+    """A gain and the price of all places are far beyond a float's exponents, and their sum is not."""
+    frequent = Frequent(groups_of_run=10)
+    of_both(frequent, [Rollout(ints(7), floats(-1))])
+    ids = np.where(np.arange(places) < hits, 7, 8).astype(np.int32)
+    row = Rollout(ids, np.full(places, logp, np.float32))
+    rest, hit = np.log1p(-SHARES), np.log1p(SHARES * (math.exp(-logp - TOLERANCE) - 1))
+    anywhere, at_start = hits * hit + (places - hits) * rest, hit
+    capped = np.minimum([*anywhere, *at_start], math.log(1e150))
+    expected = np.logaddexp.reduce(capped) - math.log(6 * 2)  # 10 · 1/(10 · 6 · 2) of each of both keys
+    assert of_both(frequent, [row])[0] == pytest.approx(expected, abs=0.01)
+
+
+def test_the_evidence_on_tokens_stays_a_number() -> None:
+    frequent = Frequent(groups_of_run=4)
+    of_both(frequent, [Rollout(ints(*[7] * 5), floats(*[-5.0] * 5))])
+    lies = [Rollout(ints(*[7] * 200), np.full(200, -5, np.float32)) for _ in range(4)]
+    honest = Rollout(np.arange(3000, dtype=np.int32) % 10 + 100, np.full(3000, -8, np.float32))
+    nats_P = frequent.add([*lies, honest], np.arange(5))
+    assert np.isfinite(nats_P).all()
+    assert nats_P[3] > 300
+    assert math.isfinite(frequent.nats)
+
+
 def test_the_keys_with_least_evidence_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis.honesty.frequent.MOST_KEYS", 8)
     frequent, lie = Frequent(10), Rollout(ints(7), floats(-9))

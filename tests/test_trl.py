@@ -646,12 +646,14 @@ def test_an_environment_of_a_script_is_the_swarms(caller: Caller, tmp_path: Path
     async def earn(self: Any, coins: int) -> str:
         return ""
 
+    tools = {name: vars(Wallet)[name] for name in ("reset", "earn", "get_reward")}
     with pytest.warns(UserWarning, match="Here .*without limits"):
         assert trainer_with(Here).member.recipe.task.environment.startswith("given.Here_")
     cases = {
         "reply": (Echo, rows),
         "several classes": ({"a": Purse, "b": Wallet}, rows),
         "is async": (type("Later", (Wallet,), {"earn": earn}), rows),
+        "__slots__": (type("Slotted", (), {"__slots__": ("coins",), **tools}), rows),
         "let each prompt be a list of messages": (Purse, rows.map(lambda row: {"prompt": "?"})),
         "column 'day'": (Purse, rows.add_column("day", [date(2026, 1, 1)] * 12)),
     }

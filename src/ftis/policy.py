@@ -45,10 +45,19 @@ class Forward(Protocol):
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """A context for a forward pass and its backward pass, in which a checkpointed layer runs again."""
-        return contextlib.nullcontext()
 
     def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
         """The model's output where it predicts each completion token, row after row: [M, X]."""
+
+
+class Head(Protocol):
+    """Computes log-probabilities from the output layer's input."""
+
+    def taken_off(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which the model returns the output layer's input instead of logits."""
+
+    def logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+        """log softmax(logits / temperature) at the target ids, with matrix products in ``dtype``: float32 [M]."""
 
 
 class Policy:
@@ -58,7 +67,7 @@ class Policy:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
         forward: runs rows through the model, in one line where that was found to give the same numbers.
-        head: a :class:`~ftis.engines.head.ChunkedHead` where the logits are a linear layer's output; otherwise None.
+        head: computes log-probabilities in chunks where the logits are a linear layer's output; otherwise None.
         n_parameters: of the model, adapters included.
         split: splits rows into micro-batches.
     """
@@ -84,7 +93,7 @@ class Policy:
         self.model.eval()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.forward: Forward = look_up("forward", "engine", ENGINES)(self.model, self.device)
-        self.head: Any = look_up("head", "engine", ENGINES)(self.model, self.device)
+        self.head: Head | None = look_up("head", "engine", ENGINES)(self.model, self.device)
         self.n_parameters = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
         fit_split: Callable[..., TokenSplit] = look_up("microbatches", "engine", ENGINES)
         self.split = fit_split(self.forward.padding_cost, self.n_parameters, self.device, self.model.config, config)

@@ -151,7 +151,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each row: query, key and value [1, heads, S, width] → [1, S, heads, width].
 
-    TypeError: the model has attention that this is not.
+    Raises:
+        TypeError: the model has other attention.
     """
     more = [name for name in ("softcap", "position_bias", "s_aux") if kwargs.get(name) is not None]
     if line is None or attention_mask is not None or more:

@@ -158,8 +158,7 @@ def inner_width(text: Any) -> int:
 
 
 def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model, with these ``options`` of transformers; for a LoRA adapter without one that of its
-    base.
+    """The tokenizer beside a model, with these ``options`` of transformers. A LoRA adapter may have its base's.
 
     Raises:
         ModelError: there is none, it cannot be loaded, or it has no end-of-sequence token.

@@ -9,7 +9,7 @@ from pathlib import Path
 from ftis.config import did_you_mean
 
 TRIES = 2
-"""Of one question whether the Hub answers."""
+"""How often the Hub is asked before it counts as out of reach."""
 
 
 def looks_local(source: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ class PaddedRows(Forward):
     model: Any
     device: torch.device
     padding_cost: float = 1.0
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def __call__(self, prompts: Sequence[Ints], completions: Sequence[Ints]) -> Tensor:
         rows = [

@@ -89,21 +89,22 @@ class Frequent:
         hits = known_U[of_P] & (np.append(first_A, groups)[key_of_U][of_P] < group_P)
         cell_X, cell_P = np.unique(group_P[hits] * len(keys) + key_of_U[of_P[hits]], return_inverse=True)
         gain_KX = np.stack([np.bincount(cell_P, gain_P, len(cell_X)) for gain_P in gain_PK[hits].T])
-        of_hits_XK, (group_X, key_X) = np.exp(np.minimum(gain_KX, math.log(LARGEST))).T, divmod(cell_X, len(keys))
+        group_X, key_X = divmod(cell_X, len(keys))
+        log_e_KX = gain_KX + places_GC[group_X, 0, context_A[key_X]] * LOG_REST[:, None]
+        of_hits_XK = np.exp(np.minimum(log_e_KX, math.log(LARGEST))).T
         total_G = np.zeros(groups)
         at_once = max(1, AT_ONCE // max(1, r_KA.size))
         for first in range(0, groups, at_once):
             group_G = np.arange(first, min(first + at_once, groups))
             begin, end = np.searchsorted(group_X, (first, group_G[-1] + 1))
             e_GKA = e_GKC[group_G].take(context_A, axis=2)
-            e_GKA[group_X[begin:end] - first, :, key_X[begin:end]] *= of_hits_XK[begin:end]
+            e_GKA[group_X[begin:end] - first, :, key_X[begin:end]] = of_hits_XK[begin:end]
             known_GA = first_A < group_G[:, None]
             start_GA = known_GA / (self.groups_of_run * len(SHARES) * np.maximum(1, known_GA.sum(1))[:, None])
-            with np.errstate(over="ignore"):
-                for start_A, e_KA in zip(start_GA, e_GKA, strict=True):
-                    e_KA *= r_KA + start_A
-                    r_KA = e_KA
-            total_G[group_G] = np.minimum(e_GKA, LARGEST, out=e_GKA).sum((1, 2))
+            for start_A, e_KA in zip(start_GA, e_GKA, strict=True):
+                e_KA *= r_KA + start_A
+                r_KA = np.minimum(e_KA, LARGEST, out=e_KA)
+            total_G[group_G] = e_GKA.sum((1, 2))
         self._keys, self._r_AK = keys, r_KA.T.copy()
         if len(keys) > MOST_KEYS:
             kept = np.sort(np.argsort(-np.where(first_A < 0, r_KA.max(0), np.inf), kind="stable")[:MOST_KEYS])

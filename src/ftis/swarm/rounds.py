@@ -75,8 +75,8 @@ class Ask:
 
 
 Decision = Announce | Ask | Manifest | NetworkEvent | Collected
-"""A manifest: fetch its contents while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`. What is collected:
-the round that was awaited is over."""
+"""A manifest: fetch its contents while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`. Messages
+that were collected: the round that was awaited is over."""
 
 
 class Rounds:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,24 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
         ) from None
 
 
-def ask_everybody(session: zenoh.Session, key: str, seconds: float, handler: Any = None, **more: Any) -> Any:
+def ask_everybody(
+    session: zenoh.Session, key: str, seconds: float, where: zenoh.Locality = zenoh.Locality.ANY, handler: Any = None
+) -> Iterable[zenoh.Reply]:
     """Every answer, several to the same key included: one that lies must not take the place of one that does not.
 
     Args:
         handler: hears the answers instead of returning them.
     """
-    every: dict[str, Any] = {"target": zenoh.QueryTarget.ALL, "consolidation": zenoh.ConsolidationMode.NONE}
-    return session.get(key, handler, congestion_control=BLOCK, timeout=seconds, **every, **more)
+    replies: Iterable[zenoh.Reply] = session.get(
+        key,
+        handler,
+        target=zenoh.QueryTarget.ALL,
+        consolidation=zenoh.ConsolidationMode.NONE,
+        congestion_control=BLOCK,
+        timeout=seconds,
+        allowed_destination=where,
+    )
+    return replies
 
 
 class Question:
@@ -174,7 +184,7 @@ class Question:
         self._is_right, self._end = is_right, end
         self.over = False
         hears = zenoh.handlers.Callback(self._hear, drop=self._be_over, indirect=False)
-        ask_everybody(session, key, seconds, hears, allowed_destination=zenoh.Locality.REMOTE)
+        ask_everybody(session, key, seconds, zenoh.Locality.REMOTE, hears)
 
     def _hear(self, reply: zenoh.Reply) -> None:
         if reply.ok is not None and not self.over and self._is_right(reply.ok):

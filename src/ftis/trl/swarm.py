@@ -78,7 +78,7 @@ class Swarm:
             if isinstance(value := getattr(self, name), str):
                 raise OptionError(f"Swarm: {name} = {value!r}: give a list, as {name}={value.split(',')!r}")
         files = {name: str(path) for name, path in (("key", self.key), ("roster", self.roster)) if path is not None}
-        more = {"listen": list(self.listen), "connect": list(self.connect), "open": self.open}
+        more = {"listen": list(self.listen or ()), "connect": list(self.connect or ()), "open": self.open}
         network: dict[str, Any] = files | {name: value for name, value in more.items() if value}
         if self.recipe is None:
             recipe = self._of_script(args, dataset, environment, network)
