@@ -151,7 +151,7 @@ def test_what_is_advised_has_an_effect(own: bool, jsonl: bool, tmp_path: Path) -
     task = {"name": "jsonl", "path": str(tmp_path)} if jsonl else {"name": "clock"}
     recipe = plain_recipe(task=task, reward={"function": "test_preflight.lengths"} if own else {})
     outcomes = [sounding(NONE, formats=None if own else formats, answers=None if own else 0) for formats in (0, 16)]
-    said = " ".join(line for one in outcomes for line in advice(one, recipe)) + easy_format(recipe, None)
+    said = " ".join(line for one in outcomes for line in advice(one, recipe)) + easy_format(recipe, None, "exact")
     assert ("task.options.operators = 1" in said) == (not jsonl)
     assert [part in said for part in ("reward.extract", "[reward]", "as below")] == [not own] * 3
 
@@ -186,7 +186,7 @@ def test_advice_leaves_out_what_the_recipe_has(
     (found,) = advice(sounding(FORMATS, formats=16, answers=0), recipe)
     assert "give easier problems (task.options.operators = 1)" in found
     assert ("show worked ones" in found, "as below" in found) == (shown, below)
-    assert bool(easy_format(recipe, None)) == below
+    assert bool(easy_format(recipe, None, "exact")) == below
     assert ("how in plain text" in shown_of([sounding(FORMATS, formats=16, answers=0)], recipe)) == below
     assert "how in plain text" not in shown_of([sounding(SOME)], recipe)
 
@@ -303,7 +303,7 @@ def test_the_lines_advised_make_a_recipe_that_can_earn(tiny_model_dir: TinyModel
     for kind, answers, extract in cases:
         task = make_task("t", [(f'What {i}, "then"?', answer, {}) for i, answer in enumerate(answers)], [], kind)
         before = parse(document(tiny_model_dir()))
-        lines = easy_format(before, example_to_show(task, before)).partition("\n")[2]
+        lines = easy_format(before, example_to_show(task, before), task.answer_kind).partition("\n")[2]
         recipe = parse(document(tiny_model_dir(), **tomllib.loads(lines)))
         assert recipe.reward.extract == extract
         score = load_scorer(recipe.reward, recipe.prompt, kind)

@@ -237,7 +237,7 @@ def test_a_report_survives_a_damaged_tokenizer(tmp_path: Path) -> None:
     for damage in ("{}", '{"model": {"type": "WordLevel"}}', "no JSON", '{"version": "1.0", "model": 3}'):
         for tokenizer in run.rglob("tokenizer.json"):
             tokenizer.write_text(damage)
-        assert "Without colours" in write_page(run).read_text(encoding="utf-8")
+        assert "completion" in write_page(run).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("there", ["old", None])

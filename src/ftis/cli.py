@@ -37,7 +37,7 @@ from ftis.cli_options import (
     go_back,
     step_of,
 )
-from ftis.config import FtisError, Recipe, nearest
+from ftis.config import FtisError, Recipe, did_you_mean, nearest
 from ftis.engines.machine import keep_freed_memory, name_places_of_crashes, share_cores
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
@@ -286,7 +286,9 @@ def train(
     if dry_run:
         return
     if resume and not directory.exists():
-        console.print(f"--resume: there is no {directory} to resume, so it begins")
+        there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
+        near = did_you_mean(directory.name, there)
+        console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
     _train(loaded, arms, resume is not None, overwrite)
 
 

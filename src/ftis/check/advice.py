@@ -38,6 +38,8 @@ WITH_EXAMPLES = """\
   stop = ["\\n"]
 """
 """A part of a recipe in which small pretrained models earn a first reward."""
+AS_NUMBERS = '  answer = "number"\n'
+"""A line of it, for a task that by itself compares answers as text or as mathematics."""
 IN_A_BOX = """\
   [prompt]
   system_prompt = ""
@@ -116,14 +118,16 @@ def verdict(outcome: Outcome) -> str:
 def takes(recipe: Recipe, key: str, value: Any) -> bool:
     """Whether training would take the recipe with this setting too."""
     try:
-        load_task(with_arm(recipe, ArmConfig(name="tried", set={key: value})).task)
+        changed = with_arm(recipe, ArmConfig(name="tried", set={key: value}))
+        if changed.task != recipe.task:
+            load_task(changed.task)
     except FtisError:
         return False
     return True
 
 
 def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
-    """Changes that let a peer learn and that training takes with this recipe; empty if it learns without them.
+    """Changes that let a peer learn; empty if it learns without them.
 
     Args:
         recipe: of the peer's swarm.
@@ -141,16 +145,17 @@ def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
     return changes
 
 
-def easy_format(recipe: Recipe, example: Sequence[str] | None) -> str:
+def easy_format(recipe: Recipe, example: Sequence[str] | None, compared: str | None) -> str:
     """The part of a recipe that advice refers to, with a line before it; empty if the recipe has it already.
 
-    Args:
-        example: of the outcomes.
+    ``example`` and ``compared`` are those of an :class:`Outcome`.
     """
     if not is_built_in(recipe.reward) or _asks_plainly(recipe, example):  # a reward of its own reads in its own way
         return ""
     what = "shown how in plain text, and stopped where the next problem would begin"
     lines = _in_a_box(*example) if example else WITH_EXAMPLES
+    if recipe.reward.answer != "auto" or compared not in ("exact", "math"):  # numbers already, or in the task's own way
+        lines = lines.replace(AS_NUMBERS, "")
     return f"{what} (each line goes into the recipe's own section of that name):\n{lines}"
 
 
@@ -184,7 +189,7 @@ def _easier(recipe: Recipe, outcome: Outcome, more: str = "") -> str:
 
 
 def _below(recipe: Recipe, outcome: Outcome) -> str:
-    return f", {BELOW}" if easy_format(recipe, outcome.example) else ""
+    return f", {BELOW}" if easy_format(recipe, outcome.example, outcome.compared) else ""
 
 
 def easier_tasks(recipe: Recipe) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -123,34 +124,35 @@ def remarks(checked: Checked) -> list[str]:
 def about_reward(recipe: Recipe, task: Task) -> list[str]:
     """A line on a recipe's own reward function if its rewards of right and wrong answers cannot teach the task.
 
-    A problem's own answer, that of another and an empty text are written in usual formats and scored. A reward that
-    gives right ones less has the wrong sign; one that gives all the same is constant, or reads another format. The
+    Two problems' own answers, the answers of others and an empty text are written in usual formats and scored. A reward
+    that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another format. The
     built-in reward is checked problem by problem elsewhere.
 
     Raises:
         CountError: it does not return one number for each completion. An evaluation of single completions may not
             show that.
     """
-    found = [problem for problem in task.train if problem.answer.strip()]
-    if is_built_in(recipe.reward) or recipe.task.environment is not None or not found:
+    if is_built_in(recipe.reward) or recipe.task.environment is not None:  # which scores no answer, but an episode
         return []
-    problem, score = found[0], load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
-    other = next((one.answer for one in found if one.answer != problem.answer), f"not {problem.answer}")
-    layouts = (*LAYOUTS, f"<{recipe.prompt.answer_tag}>%s</{recipe.prompt.answer_tag}>")
-    texts = [layout % text for layout in layouts for text in (problem.answer, other)] + [""]
-    with staying():
-        try:
-            rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
-        except FtisError as error:
-            if isinstance(error, CountError) or isinstance(error.__cause__, SystemExit):
-                raise
-            return [str(error)]
-    pairs = list(zip(rewards[:-1:2], rewards[1::2], strict=True))
-    if any(right < wrong for right, wrong in pairs) and not any(right > wrong for right, wrong in pairs):
+    score, scored = load_scorer(recipe.reward, recipe.prompt, task.answer_kind), list[tuple[float, float]]()
+    answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))
+    for answer, other in list(itertools.pairwise(answers))[:2] or [(answer, f"not {answer}") for answer in answers]:
+        problem = next(problem for problem in task.train if problem.answer == answer)
+        layouts = (*LAYOUTS, f"<{recipe.prompt.answer_tag}>%s</{recipe.prompt.answer_tag}>")
+        texts = [layout % text for layout in layouts for text in (answer, other)] + ["", ""]
+        with staying():
+            try:
+                rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
+            except FtisError as error:
+                if isinstance(error, CountError) or isinstance(error.__cause__, SystemExit):
+                    raise
+                return [str(error)]
+        scored += zip(rewards[::2], rewards[1::2], strict=True)
+    if any(right < wrong for right, wrong in scored) and not any(right > wrong for right, wrong in scored):
         return [f"reward.function {score.path!r} gives right answers less than wrong ones: check its sign"]
-    if len(set(rewards)) == 1:
+    if len({reward for pair in scored for reward in pair}) == 1:
         return [
-            f"reward.function {score.path!r} gives {rewards[0]:g} to right answers, wrong ones and an empty text: it "
+            f"reward.function {score.path!r} gives {scored[0][0]:g} to right answers, wrong ones and an empty text: it "
             f"is constant, or reads none of the usual formats"
         ]
     return []

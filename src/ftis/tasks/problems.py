@@ -63,14 +63,18 @@ def require_disjoint(train: Iterable[str], evaluated: Iterable[str], where: str)
     if shared:
         raise TaskError(
             f"{where}: share {len(shared)} questions, the first of them {excerpt(min(shared))}; "
-            "remove them from one, or the evaluation measures memory"
+            "remove them from one, or validation measures memory"
         )
 
 
 def require_unseen(task: Task, ood: Task) -> None:
     """Refuse an out-of-distribution task that shares questions with the training problems."""
-    where = f"the training problems and ood task {ood.name!r}"
-    require_disjoint((p.question for p in task.train), (p.question for p in ood.validation), where)
+    shared = {asks(prompt.question) for prompt in task.train} & {asks(prompt.question) for prompt in ood.validation}
+    if shared:
+        raise TaskError(
+            f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "
+            f"{excerpt(min(shared))}; remove them from one, or the evaluation measures memory"
+        )
 
 
 def load_task(config: TaskConfig) -> Task:

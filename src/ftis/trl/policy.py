@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
 
 from ftis.config import PeerConfig
 from ftis.engines.generate import LogpRecorder
@@ -92,6 +90,8 @@ class HostPolicy:
 
     def without_checkpointing(self) -> contextlib.AbstractContextManager[None]:
         """A context without gradient checkpointing, which transformers takes for a sign of training."""
+        from trl.models.utils import disable_gradient_checkpointing  # members are known where TRL is not
+
         options = self.trainer.args.gradient_checkpointing_kwargs
         context: Any = disable_gradient_checkpointing(self.trainer.model, options)
         return cast("contextlib.AbstractContextManager[None]", context)
@@ -141,6 +141,8 @@ class HostPolicy:
         """log π_ref [n, T] of TRL's reference: a model, the base below an adapter, or the adapter as it was."""
         if self.trainer.ref_model is not None:
             return self.logps_of(inputs, self.trainer.ref_model)
+        from trl.trainer.utils import use_adapter
+
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
             return self.logps_of(inputs)

@@ -141,7 +141,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
     for line, peers in peers_of.items():
         say(f"{', '.join(peers)}: {line}")
     if any(line.endswith(BELOW) for line in peers_of):
-        say(easy_format(recipe, soundings[0].example), end="")
+        say(easy_format(recipe, soundings[0].example, soundings[0].compared), end="")
 
 
 def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.table.Table:
