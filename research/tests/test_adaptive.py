@@ -50,7 +50,7 @@ def test_planted_text_is_reported_as_the_victim_believes_it(
     monkeypatch.setattr(Insider, "passes", lambda *_: True)  # two rounds leave no place for a lie
     offered = offers_of(attack, tmp_path, monkeypatch)
     planted = [of for of in offered if any(text + THOUGHT_END in of[0] for text in texts)]
-    variants = {re.sub(".*;", "", text) for text, *_ in planted}
+    variants = {re.sub(rf".*;|{THOUGHT_END}.*", "", text) for text, *_ in planted}
     assert len(variants) == 1 if len(texts) == 1 else len(variants) > len(planted) / 2 > 0
     for _, reward, reported, believed in planted:
         assert reward == 1
