@@ -94,6 +94,9 @@ def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
         contexts.probabilities([rng.integers(10, 1000, 40).astype(np.int32)])
         assert sum(sizes()) <= 2 * 4 * (100 + 40)
     assert contexts.probabilities([ints(1, 2, 3)])[2] == 0
+    few = Contexts(most_keys=4)
+    (first, again) = (few.probabilities([ints(1, 2, 3, 4)])[3] for _ in range(2))
+    assert again > first == 0, "the generation before counts still"
     contexts.probabilities([rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)])
     assert max(sizes()) <= 200, "a large message takes no more room than small ones"
 

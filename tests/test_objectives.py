@@ -338,6 +338,8 @@ def test_what_a_token_counts() -> None:
         once, eight = (value_and_gradient(objective, sample, step=step) for sample in (short, long))
         times = 8 if name in ("CISPO", "DAPO", "Dr-GRPO") else 1
         assert_same((once[0] * times, once[1].sum() * times), (eight[0], eight[1].sum()))
+        if name in ("CISPO", "DAPO"):
+            assert_same(value_and_gradient(objective, long)[:1], value_and_gradient(objective, short)[:1])
 
 
 # --- where the gradient flows -----------------------------------------------------------------------------------------
