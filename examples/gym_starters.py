@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -401,8 +402,8 @@ def print_headroom(dataset: str, scale: Scale, out: Path, console: Console) -> N
     left_of_each = []
     for peer in recipe.peers:
         policy = Policy.load(peer)
-        prompts = [render_prompt(p, recipe.prompt, policy.tokenizer) for p in problems]
-        exam = Exam(policy, open_sampler("auto", policy), problems, prompts, score, decoding)
+        render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
+        exam = Exam(policy, open_sampler("auto", policy), problems, render, score, decoding)
         greedy, drawn = exam.greedy().accuracy, exam.sampled(HEADROOM_SAMPLES)
         mean, best = drawn.mean_reward, drawn.pass_at(HEADROOM_SAMPLES)
         guessed = solved_by_guessing(problems, drawn.completions, score)
