@@ -103,7 +103,7 @@ def test_a_task_that_cannot_be() -> None:
 def test_an_ood_task_has_no_question_that_is_trained_on() -> None:
     task = make_task("mine", [("a", "1", {}), ("b", "2", {})], [("v", "3", {})], "exact")
     require_unseen(task, make_task("other", [("a", "1", {})], [("v", "3", {}), ("w", "4", {})], "exact"))
-    with pytest.raises(TaskError, match="ood task 'other': share 1 questions, the first of them 'b'"):
+    with pytest.raises(TaskError, match="ood task 'other': 1 of its questions are trained on, the first of them 'b'"):
         require_unseen(task, make_task("other", [], [("w", "1", {}), ("b", "2", {})], "exact"))
 
 
