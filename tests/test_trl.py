@@ -874,6 +874,10 @@ def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path,
         again.train(resume_from_checkpoint=True)
     assert (tmp_path / "ftis" / "metrics.jsonl").read_bytes() == before
     again.train(resume_from_checkpoint=True)
+    for damaged in ("", "[]", '{"cursor": {}}', '{"cursor": {"step": 1}, "selections": 3}'):
+        (tmp_path / "checkpoint-6" / "ftis.json").write_text(damaged)
+        with pytest.raises(FtisError, match=r"checkpoint-6/ftis.json cannot be resumed .*a checkpoint before it"):
+            trainer_of(model, config(tmp_path)).train(resume_from_checkpoint=True)
     (tmp_path / "checkpoint-6" / "ftis.json").unlink()
     with pytest.raises(RunError, match=r"checkpoint-6 has no ftis.json"):
         trainer_of(model, config(tmp_path)).train(resume_from_checkpoint=True)

@@ -351,7 +351,7 @@ def _toml(sections: Sequence[Section]) -> str:
 
 
 def _value(value: Any) -> str:
-    """As TOML writes it, which for texts, truth and lists is as JSON does."""
+    """A value in TOML, which writes texts, booleans and lists as JSON does."""
     if isinstance(value, float):
         number, exponent = f"{value:e}".split("e")
         return f"{value:g}" if value >= 0.01 else f"{float(number):g}e{int(exponent)}"

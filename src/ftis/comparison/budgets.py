@@ -29,7 +29,7 @@ def round_budget(arm: Arm) -> RoundBudget:
 def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any]]:
     """Compare the plans of arms with those of each baseline.
 
-    An entry is about arms with one plan: ``baseline``, ``arms``, the ``equal`` budget in a few words, and a sentence
+    An entry has the arms of one plan: ``baseline``, ``arms``, the ``equal`` budget in a few words, and a sentence
     (``text``).
     """
     plans = {arm.name: round_budget(arm) for arm in arms}

@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """A model's actions, of at most ``room`` tokens with the answers. Text from others, ``heard``, may exceed it."""
+    """A model's actions, of at most ``room`` tokens with the answers. Others' text, ``heard``, may exceed it."""
 
     actions: Actions
     turns: list[Turn]

@@ -72,7 +72,7 @@ def by_length(recipe: Recipe, own: str) -> Selection | None:
     """A selection that counts others' shorter rollouts by length, if ``training.foreign_failures`` is false.
 
     The share is min(1, |a_i|/l), with l the mean length of own successes (Â > 0). GRPO divides by |a_i|, so each token
-    of a short answer counts more. Without shares right answers without reasoning drive reasoning out before it pays.
+    of a short answer counts more. Otherwise short right answers drive reasoning out before it pays.
     """
     guarded = recipe.training.foreign_failures is False and resolve(recipe.objective).reduction is sequence_mean
     return OfShares(_length_shares, "short") if guarded else None

@@ -143,7 +143,7 @@ def threads_of(recipe: Recipe, cores: int) -> int:
     """Torch's threads of each peer: as the recipe says, or the cores divided among those that learn together.
 
     Args:
-        recipe: the arm's, where peers train alone too, as all of them do so at a time.
+        recipe: the arm's. Peers that train alone do so all at a time.
     """
     return recipe.threads or max(1, cores // recipe.swarm_size)
 

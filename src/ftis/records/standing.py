@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from ftis.metric_keys import peer_key
 from ftis.records.reading import VALIDATION, ArmOfRun, EvaluationRow, PeerRun, RoundRow
 
 WINDOW = 10
@@ -314,7 +315,7 @@ def _noise(name: str, rows: Sequence[RoundRow]) -> float:
     """
     seen = [row.measures for row in rows if "reward" in row.measures]
     within = [
-        m["reward_std"] / math.sqrt(n) for m in seen if "reward_std" in m and (n := m.get(f"peer/{name}/admitted"))
+        m["reward_std"] / math.sqrt(n) for m in seen if "reward_std" in m and (n := m.get(peer_key(name, "admitted")))
     ]
     steps = [(b["reward"] - a["reward"]) ** 2 / 2 for a, b in pairwise(seen)]
     return max(fmean(within) if within else 0.0, math.sqrt(fmean(steps)) if steps else 0.0)

@@ -109,8 +109,8 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
     """Whether two formulas are equal, for the helper.
 
     Lists and sets have no order. Points have one, and so have values of several names: ``x=1, y=2`` is ``(1,2)`` and
-    ``1,2``, not ``2,1``. A list may stand for a point or a set, but no set for a point; ``part`` of an answer may not.
-    A point may be a row or a column. ``2:3:4`` is no division.
+    ``1,2``, not ``2,1``. A list may stand for a point or a set, no set for a point, and no list that is
+    ``part`` of an answer. A point may be a row or a column. ``2:3:4`` is no division.
     """
     given, expected = (_SPACE.sub("", text) for text in (given, expected))
     if given == expected:

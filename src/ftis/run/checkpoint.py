@@ -111,7 +111,7 @@ def load(
     """
     source = checkpoint_path(directory, step)
     states = selections(directory, step)  # it checks all files
-    with _errors_named(source):
+    with errors_named(source):
         policy = Policy.load(config, model_path, checkpoint=source)
         state = source / "trainer_state" / "optimizer.pt"
         load_state(policy.optimizer, torch.load(state, map_location="cpu", weights_only=True, mmap=True))
@@ -142,7 +142,7 @@ def go_on(peer: Peer, directory: Path, step: int) -> None:
     path, admitter = checkpoint_path(directory, step) / "trainer_state" / UNFINISHED, peer.member.admitter
     if path.exists():
         line, _, message = path.read_bytes().partition(b"\n")
-        with _errors_named(path.parents[1]):
+        with errors_named(path.parents[1]):
             unsaid = json.loads(line)
             found = list(zip(decode(message, admitter.terms.limits).groups, unsaid["overdue"], strict=True))
         groups = [
@@ -168,7 +168,7 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
         CheckpointError: a file is missing or damaged.
     """
     source = checkpoint_path(directory, step)
-    with _errors_named(source):
+    with errors_named(source):
         _check_digests(source)
         states = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
     return dict(states)
@@ -216,8 +216,11 @@ def restore(selections: Iterable[Selection], states: Mapping[str, Mapping[str, A
                 ) from error
 
 
+ANEW = "delete that directory to go on from the checkpoint before it, or start the run again with --overwrite"
+
+
 @contextmanager
-def _errors_named(source: Path) -> Iterator[None]:
+def errors_named(source: Path, remedy: str = ANEW) -> Iterator[None]:
     """Turn an error while a checkpoint is read into one that names the checkpoint and the remedy."""
     try:
         yield
@@ -226,10 +229,7 @@ def _errors_named(source: Path) -> Iterator[None]:
             f"{source} does not fit into memory now ({first_line(error)}): free some, then run again with --resume"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{source} cannot be resumed ({first_line(error)}): delete that directory to go on from the checkpoint "
-            f"before it, or start the run again with --overwrite"
-        ) from error
+        raise CheckpointError(f"{source} cannot be resumed ({first_line(error)}): {remedy}") from error
 
 
 def _digests(directory: Path) -> dict[str, str]:

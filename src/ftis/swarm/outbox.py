@@ -65,7 +65,7 @@ class Outbox:
         write_whole(self._path(round), data, sync=False)
 
     def prompts(self, round: int, count: int) -> int:
-        """Number of prompts to sample in a round: that of before a kill, else ``count``. Others may have them.
+        """Number of prompts to sample in a round: ``count``, or that before a kill, which others may have.
 
         A file that a power cut left empty or broken counts as none.
         """
@@ -100,8 +100,8 @@ class Outbox:
     def is_signed_elsewhere(self, document: bytes, seal: bytes) -> bool:
         """Whether an offer in this peer's name shows that its key is in use at another place too.
 
-        It shows so if this peer's key has signed it in a later life, or in this life with other words than here or for
-        a round that this peer has not offered yet. Offers of earlier lives can be sent again by anybody.
+        It does if this peer's key has signed it in a later life, or in this life with other words than here or for a
+        round that this peer has not offered yet. Anybody can send offers of earlier lives again.
         """
         if manifests.signer(document, seal) != public_hex(self.key):
             return False

@@ -113,7 +113,7 @@ class Foreign:
     ) -> tuple[dict[str, Tensor], float]:
         """TRL's batch ``out`` of own rollouts as it is, or else that of all rollouts that carry gradient.
 
-        Beside it, the factor by which its β makes up for rollouts that are left out, as its advantages do.
+        Its β makes up for rollouts that are left out, as its advantages do: the second result is the factor.
         """
         trainer, batch, masks = self.trainer, judged.batch, self.trainer.mask_truncated_completions
         steps = int(trainer.args.steps_per_generation)

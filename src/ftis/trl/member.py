@@ -126,8 +126,13 @@ def state_of(member: Member) -> str:
     return json.dumps({"cursor": vars(member.cursor), "selections": checkpoint.states_of(member.selections)})
 
 
-def restore(member: Member, state: str) -> None:
-    """Go on from the state that :func:`state_of` wrote."""
-    saved = json.loads(state)
-    member.cursor = Cursor(**saved["cursor"])
-    checkpoint.restore(member.selections, saved["selections"])
+def restore(member: Member, state: Path) -> None:
+    """Go on from a file with what :func:`state_of` wrote.
+
+    Raises:
+        CheckpointError: it is damaged, or of another version.
+    """
+    with checkpoint.errors_named(state, "resume from a checkpoint before it"):
+        saved = json.loads(state.read_text(encoding="utf-8"))
+        member.cursor = Cursor(**saved["cursor"])
+        checkpoint.restore(member.selections, saved["selections"])

@@ -271,7 +271,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             if not state.exists():
                 why = "it was saved within a round or by another trainer; resume from a checkpoint of this one"
                 raise RunError(f"{checkpoint} has no {STATE}: {why}")
-            restore(self.member, state.read_text(encoding="utf-8"))
+            restore(self.member, state)
         elif anew and (self.place / "metrics.jsonl").exists():
             remedy = "train(resume_from_checkpoint=True), or choose another output_dir"
             raise RunError(f"{self.place} holds a run: {remedy}")
