@@ -138,7 +138,8 @@ def cost(to: Path, commit: str) -> Summary:
         before = fmean(fmean(without[seed].accuracies.values()) for seed in seeds)
         rows.append((f"`{testbed}`", len(seeds), before, *cells))
     return Summary(
-        command="python -m research.honest --defences before --seeds 10 --write COMMIT",
+        command="python -m research.honest --seeds 10\n"
+        "python -m research.honest --defences before --seeds 10 --write COMMIT",
         commit=commit,
         machine="2 cores of an x86-64 machine, torch 2.13",
         seeds=tuple(sorted(all_seeds)),

@@ -57,10 +57,13 @@ def asks(question: str) -> str:
     return " ".join(question.split())
 
 
+def _shared(train: Iterable[str], evaluated: Iterable[str]) -> set[str]:
+    return set(map(asks, train)) & set(map(asks, evaluated))
+
+
 def require_disjoint(train: Iterable[str], evaluated: Iterable[str], where: str) -> None:
     """Refuse questions to evaluate on that are trained on too: a TaskError counts them and names one."""
-    shared = set(map(asks, train)) & set(map(asks, evaluated))
-    if shared:
+    if shared := _shared(train, evaluated):
         raise TaskError(
             f"{where}: share {len(shared)} questions, the first of them {excerpt(min(shared))}; "
             "remove them from one, or validation measures memory"
@@ -69,8 +72,7 @@ def require_disjoint(train: Iterable[str], evaluated: Iterable[str], where: str)
 
 def require_unseen(task: Task, ood: Task) -> None:
     """Refuse an out-of-distribution task that shares questions with the training problems."""
-    shared = {asks(prompt.question) for prompt in task.train} & {asks(prompt.question) for prompt in ood.validation}
-    if shared:
+    if shared := _shared((p.question for p in task.train), (p.question for p in ood.validation)):
         raise TaskError(
             f"ood task {ood.name!r}: {len(shared)} of its questions are trained on, the first of them "
             f"{excerpt(min(shared))}; remove them from one, or the evaluation measures memory"
