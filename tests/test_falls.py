@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftis.guards import falls
 from ftis.guards.falls import GAPS, STAKES, TIMES, FallTest, shortest_window
 
 UNIT = st.floats(0, 1)
@@ -123,12 +124,19 @@ def test_a_slow_fall_from_a_short_peak_is_found() -> None:
         assert highest >= math.log(60 / 0.01)
 
 
-def test_a_restored_test_goes_on_alike() -> None:
-    rng, test, again = np.random.default_rng(0), scaled(0.1, lambda groups: 2), FallTest(0.1, lambda groups: 2)
-    for _ in range(6):
-        test.add(rng.random((3, 2)).tolist())
+def test_a_restored_test_goes_on_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after rounds that are too old for a change."""
+    monkeypatch.setattr(falls, "LONGEST", 5)
+
+    def shortest(groups: int) -> int:
+        return math.ceil(3 / groups)
+
+    rng, test, again = np.random.default_rng(0), scaled(0.1, shortest), FallTest(0.1, shortest)
+    for _ in range(80):
+        test.add(rng.random((rng.integers(1, 4), 2)).tolist())
         again.restore(json.loads(json.dumps(test.state())))
         assert (again.nats, again.behind) == (test.nats, test.behind)
+    assert len(test.rounds) < 80
 
 
 def test_rewards_of_any_scale_count_alike() -> None:

@@ -61,14 +61,15 @@ def test_n_grams_are_those_that_slices_give(rows: list[list[int]], data: st.Data
         for size in SIZES
         for at in range(len(row) - size + 1)
     }
-    found = [(grams.ids_of(number), row) for number, row in zip(grams.number_X, grams.row_X, strict=True)]
+    found = zip(grams.ids_of(grams.number_X), grams.row_X, strict=True)
     assert sorted(found) == sorted(expected)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
     items = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows))))
     groups = grams.groups(mask, items)
-    numbers = np.unique(grams.number_X)[::-1].tolist()
-    for number, holds_N in zip(numbers, grams.holds(numbers, len(rows)), strict=True):
-        holders = {row for ids, row in expected if ids == grams.ids_of(number)}
+    numbers = np.unique(grams.number_X)[::-1]
+    holds_TN = grams.holds(numbers.tolist(), len(rows))
+    for number, of, holds_N in zip(numbers, grams.ids_of(numbers), holds_TN, strict=True):
+        holders = {row for ids, row in expected if ids == of}
         assert set(np.flatnonzero(holds_N)) == holders
         assert groups[number] == len({items[row] for row in holders if mask[row]})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -57,15 +58,16 @@ class FallTest:
     def __init__(self, margin: float, shortest: Callable[[int], int] = shortest_window) -> None:
         self.margin, self.shortest = margin, shortest
         self.least, self.low, self.high = math.inf, -math.inf, -math.inf
-        self.rounds: list[list[float]] = []
-        self._bets: list[Floats64] = []  # of each round: log Π (1 − f + f (1 − X)/(1 − m + margin)), [f, m]
-        self.nats, self.behind = -math.inf, 0
-        self._of_c: Floats64 = np.zeros(0)
+        self.restart()
 
     def restart(self) -> None:
         """Begin anew: the model is another one now. The range stays."""
-        self.rounds, self._bets = [], []
-        self.nats, self.behind, self._of_c = -math.inf, 0, np.zeros(0)
+        self.rounds: list[list[float]] = []
+        self.nats, self.behind = -math.inf, 0
+        self._of_c: Floats64 = np.zeros(0)
+        self._gains: list[Floats64] = []  # of each round: Σ log(1 + λ (X − μ)) + λ μ at each λ
+        self._before: list[Floats64] = []  # of each c: the log of the first mean of its windows, [window, m]
+        self._after: Floats64 = np.zeros((0, len(STAKES), len(LEVELS)))  # of each c: log Π_B, [c, f, m]
 
     def add(self, rewards: Sequence[Sequence[float]]) -> None:
         """Take in a round: the rewards of each own group.
@@ -84,45 +86,48 @@ class FallTest:
         self._weigh()
 
     def _append(self, means: list[float]) -> None:
-        stakes, below_m = STAKES[:, None, None], 1 - LEVELS + self.margin
+        """Take in the X of a round's groups. A change's first factor is known when it begins, its second one grows."""
+        stakes, below_m, x = STAKES[:, None], 1 - LEVELS + self.margin, np.array(means)
+        bets_fm = np.log1p(stakes[:, None] * ((1 - x[:, None]) / below_m - 1)).sum(1)
+        last = self.shortest(len(self.rounds[-1])) if self.rounds else 0
+        guess = fmean(chain(*self.rounds[-last:])) if last else 0.5
         self.rounds.append(means)
-        self._bets.append(np.log1p(stakes * ((1 - np.array(means)[:, None]) / below_m - 1)).sum(1))
+        self._gains.append((np.log1p(stakes * (x - guess)) + stakes * guess).sum(1))
+        self._before = [*self._before, self._windows()][-LONGEST:]
+        self._after = np.concatenate([self._after, np.zeros((1, *bets_fm.shape))])[-LONGEST:] + bets_fm
         most = max(self.shortest(len(of_round)) for of_round in self.rounds)
         longest = LONGEST + (TIMES[-1] + GAPS[-1] + 1) * most  # the last for μ
-        del self.rounds[:-longest], self._bets[:-longest]
+        del self.rounds[:-longest], self._gains[:-longest]
+
+    def _windows(self) -> Floats64:
+        """The log of the first mean for each window before a change in the last round: [window, m]."""
+        size_s = np.array([len(means) for means in self.rounds])
+        shortest_s = np.array([self.shortest(size) for size in size_s.tolist()])
+        times_k, gap_k = np.array(list(product(TIMES, GAPS))).T
+        ahead_s = np.arange(len(size_s))[::-1]
+        k, start = np.nonzero((times_k + gap_k)[:, None] * shortest_s == ahead_s)
+        stop = start + times_k[k] * shortest_s[start]
+        # A window's own sum, no difference of running ones: a restored test then has the same bits.
+        gain_sf, pairs = np.array(self._gains), list(zip(start.tolist(), stop.tolist(), strict=True))
+        n = np.array([size_s[a:b].sum() for a, b in pairs])
+        gain_f = np.array([gain_sf[a:b].sum(0) for a, b in pairs]).reshape(-1, len(STAKES))
+        return log_mean(gain_f[:, :, None] - n[:, None, None] * STAKES[:, None] * LEVELS)
 
     def _weigh(self) -> None:
         """Compute the evidence."""
         if not self.rounds:
             return
-        first, shortest_s = max(len(self.rounds) - LONGEST, 0), np.array([self.shortest(len(r)) for r in self.rounds])
-        after_cm = log_mean(np.cumsum(np.array(self._bets[first:])[::-1], axis=0)[::-1])
-        size, gain = zip(*self._sums(), strict=True)
-        sizes, gains_f = np.cumsum([0, *size]), np.cumsum([np.zeros(len(STAKES)), *gain], axis=0)
-        self._of_c = np.full(len(self.rounds) - first, -np.inf)
-        for times, gap in product(TIMES, GAPS):
-            change_s = np.arange(len(self.rounds)) + (times + gap) * shortest_s
-            start = np.flatnonzero((change_s >= first) & (change_s < len(self.rounds)))
-            stop, change = start + times * shortest_s[start], change_s[start] - first
-            n, gain_f = sizes[stop] - sizes[start], gains_f[stop] - gains_f[start]
-            before_m = log_mean(gain_f[:, :, None] - n[:, None, None] * STAKES[:, None] * LEVELS)
-            # The left factor falls in m and the right one rises: between two levels the product is at least this.
-            np.logaddexp.at(self._of_c, change, (before_m[:, 1:] + after_cm[change, :-1]).min(-1))
-        self._of_c -= math.log(len(TIMES) * len(GAPS))
+        # The left factor falls in m and the right one rises: between two levels the product is at least this.
+        pairs = zip(self._before, log_mean(self._after), strict=True)
+        least = [(before_m[:, 1:] + after_m[:-1]).min(-1) for before_m, after_m in pairs]
+        change = np.repeat(np.arange(len(least)), [len(windows) for windows in least])
+        self._of_c = np.full(len(least), -np.inf)
+        np.logaddexp.at(self._of_c, change, np.concatenate(least) - math.log(len(TIMES) * len(GAPS)))
         self.nats, self.behind = self.of_last(len(self._of_c)), len(self._of_c) - int(self._of_c.argmax())
 
     def of_last(self, changes: int) -> float:
         """The log of the evidence for a change within so many last rounds."""
         return float(np.logaddexp.reduce(self._of_c[max(len(self._of_c) - changes, 0) :], initial=-np.inf))
-
-    def _sums(self) -> list[tuple[int, Floats64]]:
-        """Of each round: its groups, and Σ log(1 + λ (X − μ)) + λ μ at each λ."""
-        sums, guess = [], 0.5
-        for i, means in enumerate(self.rounds):
-            logs = np.log1p(STAKES[:, None] * (np.array(means) - guess)) + STAKES[:, None] * guess
-            sums.append((len(means), logs.sum(1)))
-            guess = float(np.mean(np.concatenate(self.rounds[max(0, i + 1 - self.shortest(len(means))) : i + 1])))
-        return sums
 
     def state(self) -> Mapping[str, Any]:
         """A JSON object, with which another test goes on."""
@@ -139,5 +144,6 @@ class FallTest:
 
 def log_mean(logs: Floats64) -> Floats64:
     """The log of the mean over the last axis but one."""
-    found: Floats64 = np.logaddexp.reduce(logs, axis=-2) - math.log(logs.shape[-2])
+    most = logs.max(-2, keepdims=True)  # `np.logaddexp.reduce` takes ten times as long
+    found: Floats64 = np.log(np.exp(logs - most).mean(-2)) + most.squeeze(-2)
     return found

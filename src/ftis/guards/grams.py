@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,9 +48,12 @@ class Grams(NamedTuple):
             if half := size // 2:
                 number_T = number_T[:-half] << 32 | number_T[half:]
             number_T = np.unique(number_T, return_inverse=True)[1]
-            at = np.flatnonzero(row_T[: len(number_T)] == row_T[size - 1 :])
-            key_X, first_X = np.unique((count + number_T[at]) << 32 | row_T[at], return_index=True)
-            parts.append(np.stack([key_X >> 32, key_X & 0xFFFFFFFF, at[first_X], np.full(len(key_X), size)]))
+            inside_T = row_T[: len(number_T)] == row_T[size - 1 :]
+            entry_X = np.sort(number_T[inside_T] << 32 | np.flatnonzero(inside_T))
+            number_X, at_X = count + (entry_X >> 32), entry_X & 0xFFFFFFFF
+            row_X = row_T[at_X]
+            first_X = (np.diff(number_X, prepend=-1) != 0) | (np.diff(row_X, prepend=-1) != 0)
+            parts.append(np.stack([number_X, row_X, at_X, np.full(len(at_X), size)])[:, first_X])
             count += int(number_T.max()) + 1
         number_X, row_X, at_X, size_X = np.concatenate(parts, axis=1)
         return cls(number_X, row_X, at_X, size_X, ids, length_N)
@@ -66,8 +69,8 @@ class Grams(NamedTuple):
         inside = self.row_X < len(of_N)
         number, row = self.number_X[inside], self.row_X[inside]
         place_N = np.unique(item_N, return_inverse=True)[1]
-        pairs = np.unique(number[of_N[row]] << 32 | place_N[row[of_N[row]]])
-        return np.bincount(pairs >> 32, minlength=int(self.number_X[-1]) + 1)
+        pairs = np.sort(number[of_N[row]] << 32 | place_N[row[of_N[row]]])  # faster than `np.unique`
+        return np.bincount(pairs[np.diff(pairs, prepend=-1) != 0] >> 32, minlength=int(self.number_X[-1]) + 1)
 
     def holds(self, number_T: Sequence[int], n: int) -> Bools:
         """Whether each of the first n rows (columns) holds each of some n-grams (rows)."""
@@ -79,10 +82,12 @@ class Grams(NamedTuple):
         holds_TN[place_X[there], self.row_X[there]] = True
         return holds_TN
 
-    def ids_of(self, number: int) -> NGram:
-        entry = int(np.searchsorted(self.number_X, number))
-        at = self.at_X[entry]
-        return tuple(self.ids[at : at + self.size_X[entry]].tolist())
+    def ids_of(self, number_V: Rows) -> Iterator[NGram]:
+        """The tokens of n-grams, in their order."""
+        entry_V = np.searchsorted(self.number_X, number_V)
+        ids = self.ids.tolist()
+        for at, size in zip(self.at_X[entry_V].tolist(), self.size_X[entry_V].tolist(), strict=True):
+            yield tuple(ids[at : at + size])
 
     def whole_rows(self, first: int) -> list[int]:
         """The numbers of the rows from ``first`` on, each an n-gram as a whole."""

@@ -122,7 +122,7 @@ class PlantTest:
             self.watched[ids] = True
         if first:
             often = np.argsort(-own_groups_V, kind="stable")[:MOST]
-            self.native.update(grams.ids_of(number) for number in often if own_groups_V[number])
+            self.native.update(grams.ids_of(often[own_groups_V[often] > 0]))
         else:
             self._watch(grams, own_groups_V, others_N, batch.item_N, advantage_N)
         self._leave()
@@ -176,7 +176,7 @@ class PlantTest:
         enough = (groups_V >= LEAST_GROUPS) & (mass_V >= LEAST_MASS * float(advantage_N[others_N].sum()))
         wanted = np.flatnonzero(enough & (own_groups_V == 0))
         known = {*self.native, *self.tested.values(), *self.watched}
-        new = [grams.ids_of(number) for number in wanted[np.argsort(mass_V[wanted], kind="stable")]]
+        new = grams.ids_of(wanted[np.argsort(mass_V[wanted], kind="stable")])
         self.watched.update((ids, False) for ids in new if ids not in known)
 
     def _leave(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ class NoRegret(Selection):
         """
         self.back_to, self.remarks, self.groups = None, [], len(groups)
         self.test.add(groups)
-        self.rewards.append(float(np.mean([np.mean(group) for group in groups])))
+        self.rewards.append(fmean(fmean(group) for group in groups))
         if self.best_reward is None:
             self.best_reward = self.rewards[0]
         if self.test.nats >= self.threshold:
