@@ -47,22 +47,27 @@ def floats(*values: float) -> Floats:
 # --- what a sender wrote before ---------------------------------------------------------------------------------------
 
 
+def written(contexts: Contexts, completions: list[Ints]) -> Floats64:
+    """The probabilities of the tokens, which are counted."""
+    return np.concatenate([contexts.probabilities(tables) for tables in contexts.parts(completions)])
+
+
 def test_probabilities_are_counts_of_what_followed_before() -> None:
     contexts = Contexts()
-    assert contexts.probabilities([ints(7, 8)]).tolist() == [0, 0]
+    assert written(contexts, [ints(7, 8)]).tolist() == [0, 0]
     # 7 came once at the start and once after "any start", of 1 and 2: (1 + 1/2) / 2. Then 8 likewise; 9 never.
-    assert contexts.probabilities([ints(7, 8, 9)]).tolist() == [(1 + 1 / 2) / 2, (1 + 1 / 2) / 2, 0]
+    assert written(contexts, [ints(7, 8, 9)]).tolist() == [(1 + 1 / 2) / 2, (1 + 1 / 2) / 2, 0]
     # After (start, 7) nothing but 8 came, twice. 8 after 8 is new, whatever came before.
-    assert contexts.probabilities([ints(7, 8, 8)]).tolist()[1:] == [(2 + 2 / 3) / 3, 0]
-    contexts.probabilities([ints(5), ints(6)])
-    assert contexts.probabilities([ints(5, 6)]).tolist()[1] == 0, "contexts do not reach beyond a completion"
+    assert written(contexts, [ints(7, 8, 8)]).tolist()[1:] == [(2 + 2 / 3) / 3, 0]
+    written(contexts, [ints(5), ints(6)])
+    assert written(contexts, [ints(5, 6)]).tolist()[1] == 0, "contexts do not reach beyond a completion"
 
 
 def test_tokens_of_a_message_count_for_those_behind_them() -> None:
     together, one_by_one = Contexts(), Contexts()
     rows = [ints(1, 2, 1, 2, 1, 2), ints(1, 2, 3), ints(1, 2, 1)]
-    expected = np.concatenate([one_by_one.probabilities([row]) for row in rows])
-    assert together.probabilities(rows).tolist() == expected.tolist()
+    expected = np.concatenate([written(one_by_one, [row]) for row in rows])
+    assert written(together, rows).tolist() == expected.tolist()
     # At its fifth token, 1 follows (1, 2) as it did the one time before, and 2 likewise.
     assert expected[4] == (1 + 1 / 2) / 2
 
@@ -77,10 +82,11 @@ def test_probabilities_of_all_tokens_add_up_to_at_most_1(
 ) -> None:
     contexts = Contexts(most_keys)
     for row in past:
-        contexts.probabilities([ints(*row)])
-    total = sum(copy.deepcopy(contexts).probabilities([ints(*begun, token)])[-1] for token in range(5))
+        written(contexts, [ints(*row)])
+    total = sum(written(copy.deepcopy(contexts), [ints(*begun, token)])[-1] for token in range(5))
     assert total <= 1 + 1e-12
-    assert sum(contexts.known([ints(*begun, token)])[-1] for token in range(5)) <= 1 + 1e-12
+    parts = [tables for token in range(5) for tables in contexts.parts([ints(*begun, token)])]
+    assert sum(contexts.known(tables)[-1] for tables in parts) <= 1 + 1e-12
 
 
 def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
@@ -89,21 +95,21 @@ def test_memory_of_contexts_is_bounded_and_the_oldest_goes_first() -> None:
     def sizes() -> list[int]:
         return [len(table) for age in contexts.state().values() for table, _ in age]
 
-    contexts.probabilities([ints(1, 2, 3)])
+    written(contexts, [ints(1, 2, 3)])
     for _ in range(50):
-        contexts.probabilities([rng.integers(10, 1000, 40).astype(np.int32)])
+        written(contexts, [rng.integers(10, 1000, 40).astype(np.int32)])
         assert sum(sizes()) <= 2 * 4 * (100 + 40)
-    assert contexts.probabilities([ints(1, 2, 3)])[2] == 0
+    assert written(contexts, [ints(1, 2, 3)])[2] == 0
     few = Contexts(most_keys=4)
-    (first, again) = (few.probabilities([ints(1, 2, 3, 4)])[3] for _ in range(2))
+    (first, again) = (written(few, [ints(1, 2, 3, 4)])[3] for _ in range(2))
     assert again > first == 0, "the generation before counts still"
-    contexts.probabilities([rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)])
+    written(contexts, [rng.integers(0, 10_000, 20).astype(np.int32) for _ in range(100)])
     assert max(sizes()) <= 200, "a large message takes no more room than small ones"
 
 
 def test_ids_that_keys_cannot_tell_apart_are_refused() -> None:
     with pytest.raises(FtisError, match=r"token id 2097151: .* set honesty.action"):
-        Contexts().probabilities([ints(5, START)])
+        written(Contexts(), [ints(5, START)])
     assert START == 2097151
 
 

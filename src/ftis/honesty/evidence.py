@@ -198,6 +198,7 @@ def ratios_of(
     q_TC = np.where(np.concatenate(ids)[:, None] == OTHER, MIN_Q, past.probabilities(ids))
     counts_NUC = np.stack([ratio(log_q_T) for log_q_T in np.log(np.maximum(q_TC, MIN_Q)).T], axis=2)
     known_N = np.array([old is not None for old in old_logp])
-    olds = [np.full(n, -np.inf) if old is None else old for n, old in zip(length_N, old_logp, strict=True)]
-    old_NU = ratio(np.concatenate(olds).astype(np.float64))
+    old_T = np.full(len(reported_T), -np.inf)
+    old_T[np.repeat(known_N, length_N)] = np.concatenate([np.zeros(0), *(old for old in old_logp if old is not None)])
+    old_NU = ratio(old_T)
     return Ratios(counts_NUC, old_NU, length_N, group_N, np.bincount(group_N, known_N) > 0)

@@ -70,7 +70,9 @@ class Frequent:
 
     def _take(self, key_P: Keys, group_P: Keys, gain_PK: Floats64, groups: int) -> Floats64:
         """The evidence after each of some groups, whose new keys are known from the group after their first on."""
-        key_U, at_U, of_P, count_U = np.unique(key_P, return_index=True, return_inverse=True, return_counts=True)
+        key_U, of_P, count_U = np.unique(key_P, return_inverse=True, return_counts=True)
+        first_U = np.empty_like(key_U)
+        first_U[of_P[::-1]] = group_P[::-1]  # the first place of a key is written last
         new_U = np.flatnonzero(~_lookup(self._keys, key_U)[1] & (key_U % 2**ID_BITS != OTHER))
         if len(new_U) > MOST_KEYS // 2:  # of one group
             new_U = new_U[np.argsort(-count_U[new_U], kind="stable")[: MOST_KEYS // 2]]
@@ -78,7 +80,7 @@ class Frequent:
         order = np.argsort(keys)
         keys = keys[order]
         r_KA = np.concatenate([self._r_AK.T, np.zeros((len(SHARES), len(new_U)))], axis=1).take(order, axis=1)
-        first_A = np.concatenate([np.full(len(self._keys), -1), group_P[at_U[new_U]]])[order]
+        first_A = np.concatenate([np.full(len(self._keys), -1), first_U[new_U]])[order]
 
         contexts, context_A = np.unique(keys >> ID_BITS, return_inverse=True)
         context_U, counted_U = _lookup(contexts, key_U >> ID_BITS)
