@@ -38,15 +38,15 @@ WINGS = {
     "supervised",
     "environments": "contract play guess calculator",
     "recipe": "own_code parsing arms paths",
-    "records": "lines files events trackers rollouts writing plan reading pairs standing following",
+    "records": "lines files events trackers rollouts writing plan reading following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts identity certificates manifest session offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers prompting exchange "
     "prepare provenance claiming processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",
-    "view": "charts sections figures sentences exchanges completions arm jobs comparison tables card progress "
-    "live watch report",
+    "view": "standing pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
+    "progress live watch report",
     "trl": "options batches ranks rewards problems episodes policy foreign swarm member trainer",
 }
 """The modules of each wing. A wing may import the core and the wings before it, and a module those before it."""

@@ -40,11 +40,11 @@ from scene import (
 from ftis.comparison.results import compare
 from ftis.comparison.summary import summarise
 from ftis.config import ObjectiveConfig
-from ftis.records.pairs import ArmRounds
 from ftis.records.reading import ArmOfRun, PeerRun, RoundRow, read_study
 from ftis.view.arm import glance
 from ftis.view.completions import choose, completions, sample_view
 from ftis.view.exchanges import cap_of, exchanges, honesty, taken, weighed
+from ftis.view.pairs import ArmRounds
 from ftis.view.report import write_page
 from ftis.view.tables import closing_table, print_comparison
 

@@ -23,9 +23,9 @@ from ftis.records.events import (
     Sounded,
 )
 from ftis.records.reading import RoundRow
-from ftis.records.standing import standing
 from ftis.view.progress import Display
 from ftis.view.sentences import remarks_on
+from ftis.view.standing import standing
 
 
 class Clock:

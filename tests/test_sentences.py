@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ftis.admission import Reason
 from ftis.metric_keys import peer_key
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
-from ftis.records.standing import (
+from ftis.view.sentences import CAUSES, REASONS, About, about, headline, share
+from ftis.view.standing import (
     Decline,
     Left,
     Source,
@@ -24,7 +25,6 @@ from ftis.records.standing import (
     standing,
     why_nothing,
 )
-from ftis.view.sentences import CAUSES, REASONS, About, about, headline, share
 
 LARGE = Source("large", offered=144, used=118)
 OF_REWARD: dict[str, Any] = {"reward": 0.62, "change": 0.09, "change_over": 10, "best": 0.62}

@@ -11,14 +11,14 @@ from typing import Any
 
 from ftis.check.formatting import amount, counted, seconds_text
 from ftis.records.events import seconds_by_stage
-from ftis.records.pairs import ArmRounds
 from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
-from ftis.records.standing import reward_means, standings
 from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
 from ftis.view.exchanges import honesty, taken, weighed
+from ftis.view.pairs import ArmRounds
 from ftis.view.sections import Table
 from ftis.view.sentences import About, about, headline, of_its_time
+from ftis.view.standing import reward_means, standings
 
 LATELY = 32
 """Rounds over which a round's seconds are averaged."""

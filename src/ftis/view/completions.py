@@ -14,9 +14,9 @@ import numpy as np
 from ftis.check.formatting import counted, true_minus
 from ftis.config import cut
 from ftis.records.lines import RecordsError
-from ftis.records.pairs import ArmRounds
 from ftis.records.reading import ArmOfRun, PeerRun, Study, observed_in
 from ftis.view.exchanges import cap_of
+from ftis.view.pairs import ArmRounds
 
 MOST_LEARNERS = 8
 """The most peers of an arm whose completions a page shows; with 64 peers it would show thousands."""

@@ -13,8 +13,8 @@ from statistics import fmean, median
 from typing import Any
 
 from ftis.records.files import write_whole
-from ftis.records.pairs import PairMeasures
 from ftis.view.charts import ROUND, Chart, Plot, Style, arm_styles, short
+from ftis.view.pairs import PairMeasures
 from ftis.view.sections import render_figure
 
 MOST_SIDE_BY_SIDE = 8

@@ -10,8 +10,8 @@ from ftis.check.formatting import counted, in_time
 from ftis.recipe.arms import Arm
 from ftis.records.following import Directory
 from ftis.records.reading import VALIDATION, PeerRun, Study
-from ftis.records.standing import Left, seconds_left
 from ftis.view.sentences import share
+from ftis.view.standing import Left, seconds_left
 
 RECENT = 60.0
 """Seconds without a record after which a job counts as silent, unless three of its rounds take longer."""

@@ -31,8 +31,8 @@ from ftis.records.events import (
     Sounded,
 )
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
-from ftis.records.standing import CAUSAL, WINDOW, Left, Standing, seconds_left, standing
 from ftis.view.sentences import remarks_on
+from ftis.view.standing import CAUSAL, WINDOW, Left, Standing, seconds_left, standing
 
 LEAST_IN_JOBS = 4
 """Rounds in a row that a problem must last before a job of an experiment prints it."""

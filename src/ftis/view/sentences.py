@@ -12,7 +12,7 @@ from typing import Literal
 
 from ftis.check.formatting import counted, in_time, true_minus
 from ftis.config import cut
-from ftis.records.standing import CLEARLY, Decline, Source, Standing, Trouble
+from ftis.view.standing import CLEARLY, Decline, Source, Standing, Trouble
 
 Level = Literal["fine", "look", "trouble"]
 
@@ -70,7 +70,7 @@ CAUSES: Mapping[str, str] = {
     "dropped": "the selections drop every rollout: loosen objective.kl_threshold or training.selections",
     "answer": "no answer is right, so that only the format is learned: ftis preflight says what to change",
 }
-"""The reasons of :func:`ftis.records.standing.why_nothing` in words, each with its remedy."""
+"""The reasons of :func:`ftis.view.standing.why_nothing` in words, each with its remedy."""
 
 FELL = ("fallen", "unlearned")
 """The kinds of trouble that are a fall, with both values."""
