@@ -18,8 +18,8 @@ from ftis.honesty.selection import HonestyTest
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
+from ftis.run.claiming import swarm_lock
 from ftis.run.rollback import roll_back
-from ftis.run.runs import swarm_lock
 from recipes import recipe_of, write_recipe
 
 RUN = Path("runs") / "tiny-seed0"
@@ -307,7 +307,7 @@ def test_the_one_peer_of_a_joined_run_goes_back_by_itself(honest: Path, enter: C
     shutil.rmtree(run / "F-TIS" / "b")
     (run / "F-TIS" / "a" / "events.jsonl").write_text('{"kind": "start", "step": 0}\n')
     write_run(run, {**read_provenance(run), "joined": "a"})
-    with locked(run / "F-TIS" / ".lock", 0), pytest.raises(InUseError, match="in use"):
+    with locked(swarm_lock(run / "F-TIS", recipe_of("a", "b")), 0), pytest.raises(InUseError, match="in use"):
         roll_back(run, 4, ["F-TIS"])
     roll_back(run, 4, ["F-TIS"])
     assert saved_steps(run / "F-TIS" / "a") == [2, 4]

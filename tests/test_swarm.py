@@ -26,6 +26,7 @@ from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint, network
 from ftis.run import join as swarm
+from ftis.run.claiming import swarm_lock
 from ftis.run.rollback import roll_back
 from ftis.swarm.identity import IdentityError, public_hex
 
@@ -325,7 +326,7 @@ def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: Ca
     assert not directory.parent.exists()
     (directory / "F-TIS").mkdir(parents=True)
     (directory / "recipe.json").write_text("{}")
-    with locked(directory / "F-TIS" / ".lock", 0):
+    with locked(swarm_lock(directory / "F-TIS", load("recipe.toml")), 0):
         for more in ("--overwrite", "--dry-run"):
             assert ftis(*dry[:-1], more) == 1
     assert "in use by another process" in capsys.readouterr().err

@@ -58,7 +58,7 @@ from ftis.records.plan import read_provenance
 from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Observed, Prompt, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.runs import peer_lock
+from ftis.run.claiming import peer_lock
 from ftis.run.training import Trainer
 from ftis.selection import select
 from ftis.swarm.facts import agreement, mismatch

@@ -1,4 +1,4 @@
-"""Whether a run may begin or go on in a directory."""
+"""Whether a run may begin or go on in a directory, and the locks of those who train in it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from ftis.config import Recipe
 from ftis.prompts import Task
-from ftis.recipe.arms import RunError, arms_of
-from ftis.records.files import InUseError, locked, saved_steps
+from ftis.recipe.arms import Arm, RunError, arms_of
+from ftis.records.files import InUseError, locked, saved_steps, timestamp
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, recipe_text, write_run
-from ftis.run.provenance import LOCK_SECONDS, provenance
+from ftis.run.provenance import provenance
 from ftis.tasks.problems import excerpt
 
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
@@ -33,6 +33,9 @@ BEGUN = ("*/*/evaluations.jsonl", "metrics.jsonl")
 """The records of a run that has begun: of peers in arms, and of a TRL script. Without any there is nothing to lose."""
 NOTED = ("training.", "honesty.", "experiment.")
 """The beginnings of keys that a run and its pages go by. A change of one is recorded, and the run's recipe has it."""
+
+LOCK, LOCK_SECONDS = ".lock", 30.0
+"""The file that a process holds while it writes a run's documents, and the seconds for which others wait."""
 
 Differences = dict[str, tuple[Any, Any]]
 """The dotted keys at which two recipes differ, with both values."""
@@ -71,7 +74,7 @@ def claim(
     if differences is None:
         directory.mkdir(parents=True, exist_ok=True)
         about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
-        with locked(directory / ".lock", LOCK_SECONDS), contextlib.ExitStack() as locks:
+        with locked(directory / LOCK, LOCK_SECONDS), contextlib.ExitStack() as locks:
             if (directory / RECIPE).exists():
                 same = (directory / RECIPE).read_text(encoding="utf-8") == recipe_text(recipe)
                 if same and read_provenance(directory) | {"started": about["started"]} == about:
@@ -169,6 +172,21 @@ def delete_run(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
+def peer_lock(directory: Path) -> Path:
+    """The lock that a process of its own holds while it trains the peer of this directory."""
+    return directory.with_name(f".{directory.name}{LOCK}")
+
+
+def swarm_locks(directory: Path, arm: Arm) -> list[Path]:
+    """The locks of an arm, or of a part of it: one per swarm, so that others can be run meanwhile."""
+    return [swarm_lock(directory / arm.name, swarm) for swarm in arm.swarms]
+
+
+def swarm_lock(directory: Path, swarm: Recipe) -> Path:
+    """The lock, in its arm's directory, that a process holds while it trains a swarm. No peer's name holds an @."""
+    return directory / f"{LOCK}@{swarm.peers[0].name}"
+
+
 @contextlib.contextmanager
 def _unused(directory: Path, held: Collection[Path] = ()) -> Iterator[None]:
     """Hold the locks of all swarms of a run, except for those that are ``held``.
@@ -177,7 +195,7 @@ def _unused(directory: Path, held: Collection[Path] = ()) -> Iterator[None]:
         InUseError: another process trains a swarm.
     """
     with contextlib.ExitStack() as locks:
-        for lock in {*directory.glob("*/.lock*")}.difference(held):
+        for lock in {*directory.glob(f"*/{LOCK}*")}.difference(held):
             locks.enter_context(locked(lock, 0, "wait for it, stop it, or take another name or output_dir"))
         yield
 
@@ -194,7 +212,7 @@ def _note_continuation(
     Returns:
         the parts that differ from the last time.
     """
-    with locked(directory / ".lock", LOCK_SECONDS):
+    with locked(directory / LOCK, LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
         seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
         if added or changed or not seen:
@@ -204,6 +222,25 @@ def _note_continuation(
             document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
             write_run(directory, document, recipe if added or changed else None)
         return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
+
+
+def longest_unsaved(directory: Path, arm: str, save_every: int) -> int:
+    """The most rounds that an arm of a run has had between two checkpoints: ``save_every``, or a number before it."""
+    keys = ("training.save_every", f"arms.{arm}.set.training.save_every")
+    changes = [later.get("changed", {}) for later in provenances(directory)]
+    before = [n for change in changes for key in keys for n in change.get(key, ()) if isinstance(n, int)]
+    return max([save_every, *before])
+
+
+def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
+    """Append ``entry`` to the run's ``rollbacks``: its numbers do not follow from its recipe alone any more.
+
+    Raises:
+        RecordsError: the provenance is damaged.
+    """
+    with locked(directory / LOCK, LOCK_SECONDS):
+        known = read_provenance(directory)
+        write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": timestamp(), **entry}]})
 
 
 def _require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], Differences]:

@@ -33,7 +33,7 @@ from ftis.records.trackers import open_trackers
 from ftis.records.writing import EventLog, Records
 from ftis.run import accusations
 from ftis.run.assembly import assemble
-from ftis.run.claiming import claim, delete_run, may_claim
+from ftis.run.claiming import claim, delete_run, may_claim, swarm_lock
 from ftis.run.network import credentials, in_network
 from ftis.run.prepare import Checked, check
 from ftis.run.runs import repeats
@@ -129,7 +129,7 @@ def ready(
     if swarm.network.roster is not None or swarm.network.key is not None or not swarm.network.open:
         credentials(swarm, name, identity_directory(directory))
     own = check([Arm(ArmConfig(name=arm_name), swarm.of_swarm({name}), (swarm,))])
-    if (lock := directory / arm_name / ".lock").exists():
+    if (lock := swarm_lock(directory / arm_name, swarm)).exists():
         with locked(lock, 0):
             pass
     if not overwrite:
@@ -159,7 +159,7 @@ def join(
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
-    with locked(lock := directory / arm_name / ".lock", 0):
+    with locked(lock := swarm_lock(directory / arm_name, swarm), 0):
         if goes_on := claim(directory, resume, swarm, tasks=able.own.tasks, joined=name, held=[lock]):
             say(Planned((goes_on,)))
         place.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,8 @@ from ftis.engines.machine import cores
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.recipe.arms import arms_of
-from ftis.records.files import locked, timestamp
-from ftis.records.plan import provenances, read_provenance, write_run
+from ftis.records.files import timestamp
 from ftis.version import VERSION, commit
-
-LOCK_SECONDS = 30.0
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
@@ -100,22 +97,3 @@ def _digests(named: Iterable[str]) -> dict[str, str]:
             if found is not None and found.origin is not None and Path(found.origin).is_file():
                 digests[module] = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
     return digests
-
-
-def longest_unsaved(directory: Path, arm: str, save_every: int) -> int:
-    """The most rounds that an arm of a run has had between two checkpoints: ``save_every``, or a number before it."""
-    keys = ("training.save_every", f"arms.{arm}.set.training.save_every")
-    changes = [later.get("changed", {}) for later in provenances(directory)]
-    before = [n for change in changes for key in keys for n in change.get(key, ()) if isinstance(n, int)]
-    return max([save_every, *before])
-
-
-def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append ``entry`` to the run's ``rollbacks``: its numbers do not follow from its recipe alone any more.
-
-    Raises:
-        RecordsError: the provenance is damaged.
-    """
-    with locked(directory / ".lock", LOCK_SECONDS):
-        known = read_provenance(directory)
-        write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": timestamp(), **entry}]})

@@ -26,8 +26,7 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
 from ftis.run import accusations, checkpoint
 from ftis.run.accusations import Accusation
-from ftis.run.provenance import note_rollback
-from ftis.run.runs import peer_lock, swarm_lock
+from ftis.run.claiming import note_rollback, peer_lock, swarm_lock
 
 DERIVED = ("summary.json", "learning_curves.svg", "report.html", "results.json", "scaling.json")
 """Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""
@@ -154,8 +153,8 @@ def _begun(directory: Path, arms: Sequence[str]) -> list[SwarmDirectory]:
         place = directory / arm.name
         for recipe in arm.swarms:
             if here := tuple(name for name in plan.here([p.name for p in recipe.peers]) if (place / name).is_dir()):
-                of_run = [swarm_lock(place, recipe), *(peer_lock(place / name) for name in here)]
-                begun.append(SwarmDirectory(place, recipe, here, [place / ".lock"] if plan.joined else of_run))
+                locks = [swarm_lock(place, recipe), *(peer_lock(place / name) for name in here)]
+                begun.append(SwarmDirectory(place, recipe, here, locks))
     if not begun:
         raise RunError(f"{directory} has no records of {', '.join(arms) or 'any arm'}: there is nothing to undo")
     return begun

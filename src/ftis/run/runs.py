@@ -35,7 +35,7 @@ from ftis.records.trackers import open_trackers
 from ftis.records.writing import Records
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.claiming import claim, delete_run, may_claim
+from ftis.run.claiming import LOCK_SECONDS, claim, delete_run, longest_unsaved, may_claim, peer_lock, swarm_locks
 from ftis.run.prepare import Checked, check_to_train
 from ftis.run.processes import (
     SMALL,
@@ -46,7 +46,6 @@ from ftis.run.processes import (
     runs_in_parallel,
     shared_bases,
 )
-from ftis.run.provenance import LOCK_SECONDS, longest_unsaved
 from ftis.run.together import Rounds, Turns, in_turns
 from ftis.run.training import Trainer
 from ftis.run.workers import Job, Stop, interrupts, run_jobs
@@ -272,11 +271,6 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
                     reply = ask(outgoing)
 
 
-def peer_lock(directory: Path) -> Path:
-    """The lock that a process of its own holds while it trains the peer of this directory."""
-    return directory.with_name(f".{directory.name}.lock")
-
-
 def resume_step(directory: Path, swarm: Recipe) -> int:
     """The newest step that every peer of a swarm, in its arm's directory, can go on from; 0 is the beginning."""
     common = set.intersection(*(set(saved_steps(directory / peer.name)) for peer in swarm.peers))
@@ -313,16 +307,6 @@ def repeats(directory: Path, swarm: Recipe, step: int) -> str:
     every = swarm.training.save_every
     why = f" (training.save_every = {every})" if step % every == 0 else ""  # the no-regret guard saves in between
     return f"{', '.join(names)}: {which} again, since {newest if step else 'there is no checkpoint yet'}{why}"
-
-
-def swarm_locks(directory: Path, arm: Arm) -> list[Path]:
-    """The locks of an arm, or of a part of it: one per swarm, so that others can be run meanwhile."""
-    return [swarm_lock(directory / arm.name, swarm) for swarm in arm.swarms]
-
-
-def swarm_lock(directory: Path, swarm: Recipe) -> Path:
-    """The lock, in its arm's directory, that a process holds while it trains a swarm. No peer's name holds an @."""
-    return directory / f".lock@{swarm.peers[0].name}"
 
 
 def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:

@@ -44,8 +44,7 @@ from ftis.records.writing import Records
 from ftis.rollouts import Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
 from ftis.run import accusations
 from ftis.run.assembly import longest_row
-from ftis.run.claiming import claim
-from ftis.run.runs import peer_lock
+from ftis.run.claiming import claim, peer_lock
 from ftis.schedule import seed_of
 from ftis.selection import Chosen
 from ftis.tasks.problems import load_task
