@@ -41,7 +41,7 @@ WINGS = {
     "records": "lines files events trackers rollouts writing plan reading following",
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
-    "swarm": "facts identity certificates manifest session offers others outbox pace shares rounds link",
+    "swarm": "facts status identity certificates manifest session offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly workers prompting exchange "
     "prepare provenance claiming processes runs experiments network join rollback export",
     "check": "formatting memory estimate doctor plan advice draft preflight",

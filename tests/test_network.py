@@ -473,11 +473,11 @@ def test_a_peer_that_samples_while_messages_arrive_is_sampling(peers: Peers) -> 
     a, b = two_ready(peers)
     b.publish(0, peers.message("b", 0))
     collected = a.offer_and_collect(Outgoing(0, peers.message("a", 0), ()))  # in a thread of its own in a run
-    states = [a.status["state"]]
+    states = [a.status.facts["state"]]
 
     def messages() -> Collected | None:
-        states.append(a.status["state"])
+        states.append(a.status.facts["state"])
         return collected
 
     assert a.wait_for(messages) is collected is not None
-    assert [*states, a.status["state"]] == ["sampling", "collecting", "training"]
+    assert [*states, a.status.facts["state"]] == ["sampling", "collecting", "training"]

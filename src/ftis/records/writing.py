@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis.metric_keys import by_peer
-from ftis.records.events import Evaluated, Event, PeerStarted, RoundEnded, Say, seconds_by_stage, to_json
+from ftis.records.events import Event, RoundEnded, Say, to_json
 from ftis.records.files import append_jsonl, read_jsonl, timestamp, write_jsonl
 from ftis.records.rollouts import write_rollouts
 from ftis.records.trackers import Tracker, named
@@ -81,44 +79,17 @@ class Records:
 
 
 class EventLog:
-    """Passes a peer's events on, and appends them with the time to events.jsonl in its directory.
-
-    Attributes:
-        status: the facts that ``ftis status`` shows of this peer.
-    """
+    """Passes a peer's events on, and appends them with the time to events.jsonl in its directory."""
 
     def __init__(self, directory: Path, say: Say) -> None:
         self.path, self._say = directory / "events.jsonl", say
-        self.status: dict[str, Any] = {}
         self._lock = threading.Lock()  # the network calls from threads of its own
-        self._totals: dict[str, dict[str, int]] = {}
-        self._since = time.monotonic()
-
-    def _add(self, seconds: Mapping[str, float]) -> None:
-        spent = self.status.get("seconds", {})
-        self.status["seconds"] = spent | {name: spent.get(name, 0.0) + of for name, of in seconds.items()}
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            if isinstance(event, RoundEnded):
-                self._count(event.metrics)
-                self._add(seconds_by_stage(event.metrics))
-            elif isinstance(event, Evaluated):
-                self._add({"evaluating": time.monotonic() - self._since})
-            if isinstance(event, (RoundEnded, Evaluated, PeerStarted)):
-                self._since = time.monotonic()
             if not isinstance(event, RoundEnded):
                 append_jsonl(self.path, {"time": timestamp(), **to_json(event)})
             self._say(event)
-
-    def _count(self, metrics: Mapping[str, Any]) -> None:
-        """Add a round to the totals per peer, counted since this one was started."""
-        for name, measures in by_peer(metrics).items():
-            totals = self._totals.setdefault(name, {})
-            for measure in ("admitted", "kept", "rejected", "late", "bytes"):
-                totals[measure] = totals.get(measure, 0) + int(measures.get(measure, 0))
-            totals["quarantined"] = int(measures.get("honesty/quarantined", False))
-        self.status |= {"step": metrics["step"], "reward": metrics["reward"], "from": dict(self._totals)}
 
 
 def written_after(directory: Path, step: int) -> list[Path]:

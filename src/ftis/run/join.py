@@ -189,6 +189,7 @@ def join(
 
             def hear(event: Event) -> None:
                 log(event)
+                network.status.hear(event)
                 if isinstance(event, RoundEnded):
                     network.share.took(event.metrics)
 

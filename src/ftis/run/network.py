@@ -91,7 +91,6 @@ def in_network(
         facts["tokenizer"] = member.header.tokenizer
         if isinstance(player := member.admitter.episodes, Player):
             facts["answers"] = player.spelling
-    log.status["tokenizer"] = member.header.tokenizer
     with NetworkExchange(
         recipe,
         member.name,
@@ -105,7 +104,6 @@ def in_network(
         incarnation=incarnation,
         should_stop=should_stop,
         say=log,
-        status=log.status,
     ) as exchange:
         for line in ways_in(recipe.network):
             log(NetworkEvent("listens", line, member.cursor.step))

@@ -44,7 +44,7 @@ from ftis.swarm.outbox import Outbox
 from ftis.swarm.rounds import CATCH_UP_SECONDS, GRACE_SECONDS, KEEP_ROUNDS, Announce, Ask, Decision, Rounds
 from ftis.swarm.session import BLOCK, Question, open_session
 from ftis.swarm.shares import Share
-from ftis.version import VERSION
+from ftis.swarm.status import Status
 
 FACTS_SECONDS = 2.0
 GET_SECONDS = 20.0
@@ -80,7 +80,6 @@ class NetworkExchange:
         roster, max_bytes, max_items: as :class:`~ftis.swarm.offers.OfferCheck` has them.
         incarnation: how often this peer has been started.
         say: hears events with a ``text`` for people. Called from several threads.
-        status: the facts that ``ftis status`` shows; added to.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class NetworkExchange:
         incarnation: int,
         should_stop: Callable[[], bool] = lambda: False,
         say: Say = unheard,
-        status: dict[str, Any] | None = None,
     ) -> None:
         self.recipe, self.peer, self.run, self.incarnation = recipe, peer, run, incarnation
         self.facts = dict(facts)
@@ -111,8 +109,7 @@ class NetworkExchange:
         self.share = Share(peer, recipe.prompts_per_peer, recipe.most_prompts_per_peer, recipe.rollouts_per_group)
         self.changed = threading.Condition()
         """Guards ``rounds``; notified after anything was heard."""
-        self.status = {} if status is None else status
-        self.status |= {"peer": peer, "run": run, "name": recipe.name, "state": "starting", "version": VERSION}
+        self.status = Status(recipe.name, run, peer)
         self._should_stop, self._say = should_stop, say
         self._asking: set[str | None] = set()
         self._fetching: list[Fetching] = []
@@ -161,7 +158,7 @@ class NetworkExchange:
     def _linger(self) -> None:
         """Serve the last rounds, for ``deadline`` seconds at most, to those who still need them or may come back."""
         give_up = time.monotonic() + self.recipe.network.deadline
-        self.status["state"] = "finished"
+        self.status.facts["state"] = "finished"
         with self.changed:
             while not (self.rounds.may_leave() or self._should_stop() or time.monotonic() >= give_up):
                 self.changed.wait(timeout=2 * POLL_SECONDS)
@@ -178,9 +175,9 @@ class NetworkExchange:
 
     def wait_for(self, messages: Callable[[], Collected | None]) -> Collected | None:
         """The result of :meth:`offer_and_collect`. Until it is there, the peer's status is that it collects."""
-        self.status["state"] = "collecting"
+        self.status.facts["state"] = "collecting"
         collected = messages()
-        self.status["state"] = "training"
+        self.status.facts["state"] = "training"
         return collected
 
     def offer_and_collect(self, outgoing: Outgoing) -> Collected | None:
@@ -203,7 +200,7 @@ class NetworkExchange:
         with self.changed:
             target, decisions = self.rounds.catch_up(round)
         self._carry_out(decisions)
-        self.status |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
+        self.status.facts |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
         return target
 
     def own_share(self, round: int) -> int:
@@ -233,7 +230,6 @@ class NetworkExchange:
         key = f"ftis/{self.run}/man/{self.peer}/{round}"
         self.session.put(key, document, attachment=seal, congestion_control=BLOCK, express=True)
         self.outbox.write(round, data)  # last: the others need not wait for the disk
-        self.status["bytes_offered"] = self.status.get("bytes_offered", 0) + len(data)
 
     def collect(self, round: int, skip: Collection[str] = (), offers_only: Collection[str] = ()) -> Collected:
         """The others' messages for ``round`` and late ones of rounds before; :class:`Outgoing` has the arguments.
@@ -409,7 +405,7 @@ class NetworkExchange:
             self._code_of.add(peer)
             if code := other_code(self.facts, theirs):
                 text = f"{peer} has other code, as network.allow_other_code permits ({code})"
-                self._say(NetworkEvent("code", text, self.status.get("round", 0)))
+                self._say(NetworkEvent("code", text, self.status.facts.get("round", 0)))
         return False
 
     # --- answering --------------------------------------------------------------------------------
@@ -454,8 +450,7 @@ class NetworkExchange:
     def _answer_status(self, query: zenoh.Query) -> None:
         with self.changed:
             live = self.rounds.live
-        status = {**self.status, "live": live, "incarnation": self.incarnation}
-        query.reply(f"ftis/status/{self.recipe.name}/{self.peer}", json.dumps(status))
+        query.reply(f"ftis/status/{self.recipe.name}/{self.peer}", json.dumps({**self.status.facts, "live": live}))
 
 
 def _peer_and_round(key: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The engine under the network exchange: its settings, opening a session, asking everybody, and reading a status."""
+"""The engine under the network exchange: its settings, opening a session, and asking everybody."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from typing import Any
 
 import zenoh
 
-from ftis.config import PEER_NAME, NetworkConfig, first_line
-from ftis.records.events import STAGES
-from ftis.swarm.facts import ExchangeError, read_facts
+from ftis.config import NetworkConfig, first_line
+from ftis.swarm.facts import ExchangeError
+from ftis.swarm.status import read_status
 
 BLOCK = zenoh.CongestionControl.BLOCK
 """The default drops all beyond a queue, on a busy link most of a large message."""
-
-LONGEST_TEXT, MOST_PEERS = 64, 256
-"""The most letters of a text, and the most names, that are taken from a status."""
 
 
 def engine_config(settings: NetworkConfig) -> zenoh.Config:
@@ -201,36 +198,3 @@ def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
     replies = ask_everybody(session, "ftis/status/*/*", seconds=1.0)
     found = (read_status(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None)
     return sorted(filter(None, found), key=lambda status: (str(status.get("name")), str(status.get("peer"))))
-
-
-def read_status(data: bytes) -> dict[str, Any] | None:
-    """The status of a peer of any swarm, as it says itself; None for anything but a JSON object.
-
-    Parts are left out that are not of the type that they ought to be, or longer than they ought to be.
-    """
-    claims = read_facts(data)
-    if claims is None:
-        return None
-    texts = {key: claims.get(key) for key in ("run", "peer", "name", "state", "version", "tokenizer")}
-    found: dict[str, Any] = {key: text[:LONGEST_TEXT] for key, text in texts.items() if isinstance(text, str)}
-    found |= {key: claims[key] for key in ("round", "rounds") if is_count(claims.get(key))}
-    if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
-        found["reward"] = float(claims["reward"])
-    live, sources, seconds = claims.get("live"), claims.get("from"), claims.get("seconds")
-    if isinstance(seconds, dict):
-        known = {name: seconds.get(name) for name in (*STAGES, "evaluating")}
-        found["seconds"] = {k: float(v) for k, v in known.items() if isinstance(v, (int, float)) and 0 <= v < 1e9}
-    if isinstance(live, list):
-        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and PEER_NAME.fullmatch(name)]
-    if isinstance(sources, dict):
-        found["from"] = {
-            name: {k: v for k, v in totals.items() if is_count(v)}
-            for name, totals in list(sources.items())[:MOST_PEERS]
-            if isinstance(totals, dict) and PEER_NAME.fullmatch(name)
-        }
-    return found
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value from anybody is a whole number of a size that a table can show."""
-    return type(value) is int and 0 <= value < 2**53

@@ -26,7 +26,7 @@ from ftis.member import Cursor, Member
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs
-from ftis.records.events import ArmBegun, PeerStarted, Say, placed
+from ftis.records.events import ArmBegun, Event, PeerStarted, Say, placed
 from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog
@@ -98,8 +98,13 @@ def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iter
     identity = place.with_name(f"{place.name}.identity")
     key, roster = credentials(recipe, member.name, identity)
     with in_network(member, tokenizer, place, identity, key, roster, log, lambda: False) as link:
-        log(PeerStarted(member.cursor.step))
-        yield link, log
+
+        def hear(event: Event) -> None:
+            log(event)
+            link.status.hear(event)
+
+        hear(PeerStarted(member.cursor.step))
+        yield link, hear
 
 
 def newest_checkpoint(output_dir: str) -> str | None:

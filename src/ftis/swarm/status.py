@@ -1,0 +1,77 @@
+"""The status of a peer, as ``ftis status`` shows it: as the peer states it, and as it is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ftis.config import PEER_NAME
+from ftis.metric_keys import by_peer
+from ftis.records.events import STAGES, Evaluated, Event, PeerStarted, RoundEnded, seconds_by_stage
+from ftis.swarm.facts import read_facts
+from ftis.version import VERSION
+
+LONGEST_TEXT, MOST_PEERS = 64, 256
+"""The most letters of a text, and the most names, that are taken from a status."""
+
+
+class Status:
+    """The ``facts`` that a peer states of itself, as JSON. Seconds, and counts by peer, are totals since its start."""
+
+    def __init__(self, name: str, run: str, peer: str) -> None:
+        self.facts = dict[str, Any](name=name, run=run, peer=peer, state="starting", version=VERSION)
+        self._since = time.monotonic()
+
+    def hear(self, event: Event) -> None:
+        """Add a round or an evaluation that ended to the totals."""
+        if isinstance(event, RoundEnded):
+            totals = dict(self.facts.get("from", {}))
+            for name, of in by_peer(event.metrics).items():
+                counts = {key: int(of.get(key, 0)) for key in ("admitted", "rejected", "late", "bytes")}
+                quarantined = int(of.get("honesty/quarantined", False))
+                totals[name] = _sum(totals.get(name, {}), counts) | {"quarantined": quarantined}
+            self.facts |= {"reward": event.metrics["reward"], "from": totals}
+        if isinstance(event, (RoundEnded, Evaluated, PeerStarted)):
+            began, self._since = self._since, time.monotonic()
+            spent = seconds_by_stage(event.metrics) if isinstance(event, RoundEnded) else {}
+            if isinstance(event, Evaluated):
+                spent["evaluating"] = self._since - began
+            self.facts["seconds"] = _sum(self.facts.get("seconds", {}), spent)
+
+
+def _sum(before: Mapping[str, Any], more: Mapping[str, float]) -> dict[str, Any]:
+    return {**before, **{key: before.get(key, 0) + of for key, of in more.items()}}
+
+
+def read_status(data: bytes) -> dict[str, Any] | None:
+    """The status of a peer of any swarm, as it says itself; None for anything but a JSON object.
+
+    Parts are left out that are not of the type that they ought to be, or longer than they ought to be.
+    """
+    claims = read_facts(data)
+    if claims is None:
+        return None
+    texts = {key: claims.get(key) for key in ("run", "peer", "name", "state", "version")}
+    found: dict[str, Any] = {key: text[:LONGEST_TEXT] for key, text in texts.items() if isinstance(text, str)}
+    found |= {key: claims[key] for key in ("round", "rounds") if _is_count(claims.get(key))}
+    if isinstance(claims.get("reward"), (int, float)) and abs(claims["reward"]) < 1e9:
+        found["reward"] = float(claims["reward"])
+    live, sources, seconds = claims.get("live"), claims.get("from"), claims.get("seconds")
+    if isinstance(seconds, dict):
+        known = {name: seconds.get(name) for name in (*STAGES, "evaluating")}
+        found["seconds"] = {k: float(v) for k, v in known.items() if isinstance(v, (int, float)) and 0 <= v < 1e9}
+    if isinstance(live, list):
+        found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and PEER_NAME.fullmatch(name)]
+    if isinstance(sources, dict):
+        found["from"] = {
+            name: {k: v for k, v in totals.items() if _is_count(v)}
+            for name, totals in list(sources.items())[:MOST_PEERS]
+            if isinstance(totals, dict) and PEER_NAME.fullmatch(name)
+        }
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value from anybody is a whole number of a size that a table can show."""
+    return type(value) is int and 0 <= value < 2**53
