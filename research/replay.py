@@ -29,7 +29,7 @@ import typer
 
 from ftis.admission import Admission, Collected
 from ftis.cli_options import Overrides, console
-from ftis.config import Recipe, RecipeError
+from ftis.config import Recipe, RecipeError, excerpt
 from ftis.engines.machine import with_threads
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.metric_keys import by_peer, peer_key
@@ -47,7 +47,6 @@ from ftis.rollouts import Batch, Group, Observed, Rollout, ScoredGroup, Sent, co
 from ftis.run.assembly import assemble
 from ftis.run.provenance import provenance
 from ftis.run.training import Trainer
-from ftis.tasks.problems import excerpt
 from ftis.view.progress import Display
 from research import commands
 

@@ -31,8 +31,8 @@ WINGS = {
     "guards": "limit penalties falls grams plants regret",
     "text": "token_bytes completions turns units messages alignment",
     "wire": "streams ids text",
-    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym_judge gym",
-    "rewards": "scoring helper words grammar numbers shapes formula_judge latex formulas gym answers parts",
+    "rewards": "scoring helper words grammar numbers shapes formula_judge latex formulas gym_judge gym answers parts",
+    "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym",
     "engines": "machine devices places optimizers texts kept models offload rows lengths lines "
     "head microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm "
     "supervised",

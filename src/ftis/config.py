@@ -460,6 +460,11 @@ def cut(text: str, most: int, end: int = 0) -> str:
     return text if len(text) <= most else f"{text[: most - end - 1]}…{text[len(text) - end :]}"
 
 
+def excerpt(value: Any) -> str:
+    """``value`` as an error message shows it: its ``repr``, cut to 80 characters."""
+    return cut(repr(value), 80)
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """The end of an error message: the known word that is close to ``word``, or else all known words."""
     return did_you_mean(word, known) or (f"; known: {', '.join(sorted(known))}" if known else "")

@@ -9,16 +9,16 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from ftis.config import excerpt
 from ftis.prompts import AnswerKind
 from ftis.rewards import gym
 from ftis.rewards.formulas import formulas_equal
 from ftis.rewards.grammar import partners
+from ftis.rewards.gym_judge import OwnScore
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH, last_number, read_number
 from ftis.rewards.scoring import RewardError, Scorer
 from ftis.rewards.words import units_differ, without_asked
 from ftis.rollouts import Prompt
-from ftis.tasks.gym_judge import OwnScore
-from ftis.tasks.problems import excerpt
 
 Extract = Literal["tags", "boxed", "last_number"]
 """The place of an answer in a completion; see :func:`extract_answer`."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
+from ftis.rewards.gym_judge import judge
 from ftis.rewards.helper import Helper, Judge, serve
-from ftis.rewards.numbers import read_number
-from ftis.tasks.gym_judge import SUMS, judge
 from ftis.version import extra
 
 
@@ -26,14 +23,7 @@ _helper = Helper("ftis.rewards.gym", "scores answers", extra("reasoning-gym"))
 def _load_judge() -> Judge:
     import reasoning_gym  # noqa: F401  # its absence must show before the first answer
 
-    def exactly(request: Mapping[str, Any]) -> float:
-        entry, answer, dataset = json.loads(request["entry"]), request["answer"], request["dataset"]
-        found = judge(dataset, request["options"], entry, answer)
-        if found >= 1 and dataset in SUMS and read_number(f"{answer} = {entry['metadata'].get('target', 24)}") is None:
-            return 0.0  # the data sets round
-        return found
-
-    return exactly
+    return lambda asked: judge(asked["dataset"], asked["options"], json.loads(asked["entry"]), asked["answer"])
 
 
 if __name__ == "__main__":

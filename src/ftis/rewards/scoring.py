@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from ftis.admission import Score, ScoringError
-from ftis.config import FtisError, PromptConfig, Recipe, RewardConfig
+from ftis.config import FtisError, PromptConfig, Recipe, RewardConfig, excerpt
 from ftis.prompts import AnswerKind
 from ftis.rollouts import Ints, Prompt
 from ftis.seams import look_up
-from ftis.tasks.problems import excerpt
 
 RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "answer"})
 """Arguments of every reward function. A data set's column of the same name does not replace one."""

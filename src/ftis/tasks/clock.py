@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from ftis.config import TaskConfig
+from ftis.config import TaskConfig, excerpt
 from ftis.prompts import Task, TaskError
-from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
+from ftis.tasks.problems import Problem, make_task, refuse_settings
 from ftis.tasks.splitting import Split, draw, subset
 
 _QUESTION = re.compile(r"[0-9](?:[+*-][1-9])+")

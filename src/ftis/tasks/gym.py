@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ftis.config import TaskConfig, nearest
+from ftis.config import TaskConfig, excerpt, nearest
 from ftis.prompts import Task, TaskError
-from ftis.tasks.gym_judge import OwnScore, scores_itself
-from ftis.tasks.problems import Problem, excerpt, make_task, refuse_settings
+from ftis.rewards.gym_judge import OwnScore, scores_itself
+from ftis.tasks.problems import Problem, make_task, refuse_settings
 from ftis.version import extra
 
 VALIDATION, FEWEST = 200, 50

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ftis.config import TaskConfig, cut
+from ftis.config import TaskConfig, excerpt
 from ftis.prompts import AnswerKind, Task, TaskError
 from ftis.rollouts import Prompt
 from ftis.seams import TASKS, look_up
@@ -98,8 +98,3 @@ def load_task(config: TaskConfig) -> Task:
             f"{where}: returned {excerpt(task)}, not a Task; return ftis.tasks.problems.make_task(config.name, ...)"
         )
     return task
-
-
-def excerpt(value: Any) -> str:
-    """``value`` as an error message shows it: its ``repr``, cut to 80 characters."""
-    return cut(repr(value), 80)

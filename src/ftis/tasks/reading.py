@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftis.config import TaskConfig, first_line
+from ftis.config import TaskConfig, excerpt, first_line
 from ftis.prompts import TaskError
-from ftis.tasks.problems import Problem, excerpt
+from ftis.tasks.problems import Problem
 
 Row = tuple[Mapping[str, Any], str]
 """The fields of a row, and the file and line it is from."""

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ftis.config import PromptConfig
+from ftis.config import PromptConfig, excerpt
 from ftis.prompts import TaskError
 from ftis.rollouts import Ints, Prompt
-from ftis.tasks.problems import excerpt
 
 Tool = Callable[..., Any]
 

@@ -20,6 +20,8 @@ from functools import cache
 from statistics import fmean
 from typing import Any, TypedDict
 
+from ftis.rewards.numbers import read_number
+
 NAMES = frozenset(
     {"Integer", "Float", "Rational", "Symbol", "sqrt", "exp", "log", "Abs", "erf", "sin", "cos", "tan", "sec", "csc"}
     | {"cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "pi", "E", "I"}
@@ -60,6 +62,8 @@ def judge(dataset: str, options: str, entry: Mapping[str, Any], answer: str) -> 
     if NO_NUMBER.search(answer) or (dataset in SUMS and not _combines(entry, answer)):
         return 0.0
     score = float(_dataset(dataset, options).score_answer(answer, entry))
+    if score >= 1 and dataset in SUMS and read_number(f"{answer} = {entry['metadata'].get('target', 24)}") is None:
+        return 0.0  # the data sets round
     return min(1.0, max(0.0, score)) if score == score else 0.0
 
 
