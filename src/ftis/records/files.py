@@ -113,12 +113,23 @@ def saved_steps(peer: Path) -> list[int]:
 
 @contextmanager
 def partial_directory(parent: Path) -> Iterator[Path]:
-    """A directory in ``parent`` to fill and rename. It is deleted at the end unless it was renamed."""
+    """A directory in ``parent`` that is deleted at the end, unless it was renamed."""
     path = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A directory to fill, which is ``path`` at the end and readable by all. After an error nothing of it is left."""
+    with partial_directory(path.parent) as partial:
+        yield partial
+        for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone
+            file.chmod(0o644)
+        partial.chmod(0o755)
+        partial.replace(path)
 
 
 @contextmanager

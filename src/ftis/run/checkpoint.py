@@ -28,7 +28,7 @@ from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
 from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
-from ftis.records.files import checkpoint_path, partial_directory, saved_steps
+from ftis.records.files import checkpoint_path, partial_directory, saved_steps, whole_directory
 from ftis.selection import Selection
 
 UNFINISHED = "unfinished.ftis"
@@ -63,7 +63,7 @@ def save(
     try:
         for leftover in directory.glob(".partial-*"):  # of a save that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        with partial_directory(directory) as partial:
+        with whole_directory(target) as partial:
             policy.save_pretrained(partial)
             state = partial / "trainer_state"
             state.mkdir()
@@ -75,8 +75,6 @@ def save(
             (state / "digests.json").write_text(json.dumps(_digests(partial), indent=1), encoding="utf-8")
             _flush(partial)
             delete(target)
-            partial.chmod(0o755)
-            partial.replace(target)
         for step in [step for step in saved_steps(directory) if step not in pinned][:-keep]:
             if step != best:
                 delete(checkpoint_path(directory, step))

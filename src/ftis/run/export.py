@@ -19,7 +19,7 @@ from ftis.engines.models import generation_defaults, load_model, load_tokenizer
 from ftis.engines.places import looks_local
 from ftis.policy import own_ends
 from ftis.recipe.arms import RunError
-from ftis.records.files import checkpoint_path, partial_directory, read_json, saved_steps
+from ftis.records.files import checkpoint_path, read_json, saved_steps, whole_directory
 from ftis.records.plan import read_plan
 from ftis.records.reading import PeerRun
 from ftis.run import checkpoint
@@ -130,7 +130,7 @@ def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "floa
     left_out = shutil.ignore_patterns(STATE, *([ADAPTER] if merge else []), *(["*.safetensors*"] if rounds else []))
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with partial_directory(to.parent) as partial:
+        with whole_directory(to) as partial:
             shutil.copytree(trained.checkpoint, partial, dirs_exist_ok=True, ignore=left_out)
             if merge or rounds:
                 source = str(trained.checkpoint)
@@ -139,10 +139,6 @@ def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "floa
             if merge or not trained.is_adapter:
                 sampling_defaults(str(partial), trained.recipe.sampling).save_pretrained(partial)
             (partial / "README.md").write_text(card, encoding="utf-8")
-            for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone
-                file.chmod(0o644)
-            partial.chmod(0o755)
-            partial.rename(to)
     except OSError as error:
         raise RunError(
             f"{to} cannot be written ({first_line(error)}), and nothing of it is kept: free some space, or name "
