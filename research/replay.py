@@ -38,9 +38,9 @@ from ftis.peer import Peer
 from ftis.recipe.arms import RunError, arms_of, threads_of
 from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
-from ftis.records.files import read_jsonl, saved_steps, write_json
+from ftis.records.files import saved_steps, write_json
 from ftis.records.plan import PROVENANCE, read_plan, read_provenance
-from ftis.records.reading import observed_in
+from ftis.records.reading import PeerRun, observed_in
 from ftis.records.rollouts import read_rollouts, rollouts_path
 from ftis.records.writing import Records
 from ftis.rollouts import Batch, Group, Observed, Rollout, ScoredGroup, Sent, collate
@@ -79,17 +79,17 @@ class Recording:
 
     def rounds(self) -> int:
         """The number of rounds that the peer finished."""
-        path = self.directory / "metrics.jsonl"
-        if not path.exists():
+        finished = PeerRun.read(self.directory).step
+        if not finished:
             raise RunError(
                 f"{self.directory} holds no records of peer {self.peer!r}: train that arm first (ftis train --arm "
                 f"{self.arm}), or choose another with --arm and --peer"
             )
-        return max((row["step"] for row in read_jsonl(path)), default=0)
+        return finished
 
-    def metrics(self) -> dict[int, dict[str, Any]]:
+    def metrics(self) -> dict[int, Mapping[str, Any]]:
         """The peer's metrics by the number of finished rounds."""
-        return {row["step"]: row for row in read_jsonl(self.directory / "metrics.jsonl")}
+        return {row.step: row.measures for row in PeerRun.read(self.directory).rounds}
 
     def check_recorded(self, first: int, last: int) -> None:
         """Refuse rounds ``first`` … ``last`` − 1 unless all their rollouts were recorded.

@@ -18,6 +18,7 @@ from ftis.comparison.budgets import matched, spent
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.recipe.arms import Arm
 from ftis.records.files import write_json
+from ftis.records.plan import RESULTS
 from ftis.records.reading import VALIDATION, Study, final_accuracy, read_study
 
 SAME_START = 0.02
@@ -69,7 +70,7 @@ def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str,
     study = records if isinstance(records, Study) else read_study(Path(records))
     results = compared(study)
     results["notes"] += notes
-    write_json(study.directory / "results.json", results)
+    write_json(study.directory / RESULTS, results)
     return results
 
 

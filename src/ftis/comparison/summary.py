@@ -9,6 +9,7 @@ from typing import Any
 from ftis.config import Recipe, TrainingConfig
 from ftis.recipe.arms import arms_of
 from ftis.records.files import write_json
+from ftis.records.plan import SUMMARY
 from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_accuracy, own_seconds, read_run
 from ftis.rewards.scoring import is_graded
 
@@ -32,7 +33,7 @@ def summarise(run: str | Path | Run) -> dict[str, Any]:
         if started:
             arms[arm.name] = started
     summary = {"name": recipe.name, "seed": recipe.seed, "accuracy_is": accuracy_is(recipe), "arms": arms}
-    write_json(run.directory / "summary.json", summary)
+    write_json(run.directory / SUMMARY, summary)
     return summary
 
 

@@ -18,6 +18,9 @@ import filelock
 from ftis.config import FtisError
 from ftis.records.lines import Lines, any_row, damaged
 
+METRICS, EVALUATIONS, EVENTS = "metrics.jsonl", "evaluations.jsonl", "events.jsonl"
+"""Files of a peer's directory: a line per round, per evaluation of a split, and per event."""
+
 LARGEST_DOCUMENT = 1 << 26
 """The most bytes of a JSON document that is read."""
 

@@ -20,6 +20,8 @@ from ftis.records.lines import RecordsError, damaged
 from ftis.version import VERSION
 
 RECIPE, PROVENANCE, EXPERIMENT = "recipe.json", "provenance.json", "experiment.json"
+SUMMARY, RESULTS, CURVES, REPORT = "summary.json", "results.json", "learning_curves.svg", "report.html"
+"""Files made from the records beside these documents."""
 
 
 @dataclass(frozen=True)

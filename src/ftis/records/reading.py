@@ -21,10 +21,10 @@ from ftis.config import Recipe
 from ftis.metric_keys import NO_NUMBERS, by_peer, peer_key
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.events import seconds_by_stage
-from ftis.records.files import checkpoint_path, saved_steps
+from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import RECIPE, Plan, provenances, read_plan
-from ftis.records.rollouts import read_rollouts, rollouts_path
+from ftis.records.rollouts import read_rollouts, recorded_rounds, rollouts_path
 
 VALIDATION = "validation"
 
@@ -124,9 +124,9 @@ class PeerRun:
 
     def __init__(self, directory: Path, most: int | None = None) -> None:
         self.directory, self.name = directory, directory.name
-        self._metrics = Lines(directory / "metrics.jsonl", RoundRow.of, most)
-        self._evaluations = Lines(directory / "evaluations.jsonl", EvaluationRow.of, most and 512)
-        self._events = Lines(directory / "events.jsonl", any_row, most and 64)
+        self._metrics = Lines(directory / METRICS, RoundRow.of, most)
+        self._evaluations = Lines(directory / EVALUATIONS, EvaluationRow.of, most and 512)
+        self._events = Lines(directory / EVENTS, any_row, most and 64)
         self._spent: dict[int, tuple[int, float]] = {}
 
     @staticmethod
@@ -257,8 +257,7 @@ class PeerRun:
         last = self.step - 1
         if last >= 0 and rollouts_path(self.directory, last).exists():
             return last
-        stems = (path.stem.rpartition("-")[2] for path in (self.directory / "rollouts").glob("round-*.parquet"))
-        return max((int(stem) for stem in stems if stem.isdecimal() and len(stem) < 10), default=None)
+        return max(recorded_rounds(self.directory), default=None)
 
     def rollouts(self, round: int) -> list[dict[str, Any]]:
         """A round's rollouts, a row each, without the columns that only a replay needs.

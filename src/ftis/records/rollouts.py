@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,12 @@ LARGEST_ROUND = 1 << 30
 
 def rollouts_path(directory: Path, round: int) -> Path:
     return directory / "rollouts" / f"round-{round:06d}.parquet"
+
+
+def recorded_rounds(directory: Path) -> list[int]:
+    """The rounds with recorded rollouts, counted from 0, ascending."""
+    matches = (re.fullmatch(r"round-(\d{1,9})\.parquet", path.name) for path in directory.glob("rollouts/round-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def write_rollouts(directory: Path, round: int, columns: Mapping[str, Any]) -> None:

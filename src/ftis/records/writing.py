@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis.records.events import Event, RoundEnded, Say, to_json
-from ftis.records.files import append_jsonl, read_jsonl, timestamp, write_jsonl
-from ftis.records.rollouts import write_rollouts
+from ftis.records.files import EVALUATIONS, EVENTS, METRICS, append_jsonl, read_jsonl, timestamp, write_jsonl
+from ftis.records.rollouts import recorded_rounds, rollouts_path, write_rollouts
 from ftis.records.trackers import Tracker, named
 
 if TYPE_CHECKING:  # ftis.measures loads torch, and a reader of records does not need it
@@ -37,7 +37,7 @@ class Records:
 
     def cut_back_to(self, step: int) -> None:
         """Delete everything after ``step`` finished rounds."""
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
+        for name in (METRICS, EVALUATIONS):
             path = self.directory / name
             if path.exists():
                 write_jsonl(path, [row for row in read_jsonl(path) if row["step"] <= step])
@@ -49,11 +49,11 @@ class Records:
         step = int(record.metrics["step"])
         if self.keep_rollouts:
             write_rollouts(self.directory, step - 1, record.rollouts)
-        append_jsonl(self.directory / "metrics.jsonl", record.metrics)
+        append_jsonl(self.directory / METRICS, record.metrics)
 
     def sync(self) -> None:
         """Wait for the disk, so that a power failure leaves no checkpoint of rounds without records."""
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
+        for name in (METRICS, EVALUATIONS):
             with (self.directory / name).open("ab") as file:
                 os.fsync(file.fileno())
 
@@ -65,9 +65,8 @@ class Records:
 
     def evaluation(self, summary: Mapping[str, Any], problems: Iterable[Mapping[str, Any]]) -> None:
         """Append one split's evaluation and write its problems."""
-        name = f"{summary['split']}-{summary['step']}.jsonl"
-        write_jsonl(self.directory / "evaluations" / name, problems)
-        append_jsonl(self.directory / "evaluations.jsonl", summary)
+        write_jsonl(self.directory / "evaluations" / f"{summary['split']}-{summary['step']}.jsonl", problems)
+        append_jsonl(self.directory / EVALUATIONS, summary)
         for tracker in self.trackers:
             with named(tracker):
                 tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
@@ -82,7 +81,7 @@ class EventLog:
     """Passes a peer's events on, and appends them with the time to events.jsonl in its directory."""
 
     def __init__(self, directory: Path, say: Say) -> None:
-        self.path, self._say = directory / "events.jsonl", say
+        self.path, self._say = directory / EVENTS, say
         self._lock = threading.Lock()  # the network calls from threads of its own
 
     def __call__(self, event: Event) -> None:
@@ -94,8 +93,8 @@ class EventLog:
 
 def written_after(directory: Path, step: int) -> list[Path]:
     """The files of a peer's rounds and evaluations after ``step`` finished rounds."""
-    rounds, evaluations = (directory / "rollouts").glob("round-*.parquet"), (directory / "evaluations").glob("*.jsonl")
+    evaluations = (directory / "evaluations").glob("*.jsonl")
     return [
-        *(path for path in sorted(rounds) if int(path.stem.removeprefix("round-")) >= step),
+        *(rollouts_path(directory, round) for round in recorded_rounds(directory) if round >= step),
         *(path for path in sorted(evaluations) if int(path.stem.rpartition("-")[2]) > step),
     ]

@@ -31,6 +31,8 @@ from ftis.policy import Policy
 from ftis.records.files import checkpoint_path, partial_directory, saved_steps, whole_directory
 from ftis.selection import Selection
 
+STATE = "trainer_state"
+"""The part of a checkpoint that serves training alone."""
 UNFINISHED = "unfinished.ftis"
 """The own groups of the next round, if earlier weights have sampled them."""
 
@@ -65,7 +67,7 @@ def save(
             shutil.rmtree(leftover, ignore_errors=True)
         with whole_directory(target) as partial:
             policy.save_pretrained(partial)
-            state = partial / "trainer_state"
+            state = partial / STATE
             state.mkdir()
             torch.save(policy.optimizer.state_dict(), state / "optimizer.pt")
             (state / "cursor.json").write_text(json.dumps(asdict(cursor)), encoding="utf-8")
@@ -111,9 +113,9 @@ def load(
     states = selections(directory, step)  # it checks all files
     with errors_named(source):
         policy = Policy.load(config, model_path, checkpoint=source)
-        state = source / "trainer_state" / "optimizer.pt"
+        state = source / STATE / "optimizer.pt"
         load_state(policy.optimizer, torch.load(state, map_location="cpu", weights_only=True, mmap=True))
-        cursor = Cursor(**json.loads((source / "trainer_state" / "cursor.json").read_text(encoding="utf-8")))
+        cursor = Cursor(**json.loads((source / STATE / "cursor.json").read_text(encoding="utf-8")))
     return policy, cursor, states
 
 
@@ -137,7 +139,7 @@ def go_on(peer: Peer, directory: Path, step: int) -> None:
 
     They are scored again, as any reward function must score them alike. No turn is timed again.
     """
-    path, admitter = checkpoint_path(directory, step) / "trainer_state" / UNFINISHED, peer.member.admitter
+    path, admitter = checkpoint_path(directory, step) / STATE / UNFINISHED, peer.member.admitter
     if path.exists():
         line, _, message = path.read_bytes().partition(b"\n")
         with errors_named(path.parents[1]):
@@ -168,7 +170,7 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
     source = checkpoint_path(directory, step)
     with errors_named(source):
         _check_digests(source)
-        states = json.loads((source / "trainer_state" / "selections.json").read_text(encoding="utf-8"))
+        states = json.loads((source / STATE / "selections.json").read_text(encoding="utf-8"))
     return dict(states)
 
 
@@ -242,7 +244,7 @@ def _digests(directory: Path) -> dict[str, str]:
 
 def _check_digests(directory: Path) -> None:
     """Check before loading: a damaged file may load without complaint, or fail in a dozen ways."""
-    expected = json.loads((directory / "trainer_state" / "digests.json").read_text(encoding="utf-8"))
+    expected = json.loads((directory / STATE / "digests.json").read_text(encoding="utf-8"))
     found = _digests(directory)
     damaged = [name for name, digest in expected.items() if found.get(name) != digest]
     if damaged:

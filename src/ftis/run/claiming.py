@@ -14,7 +14,7 @@ from typing import Any
 from ftis.config import Recipe, excerpt
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, RunError, arms_of
-from ftis.records.files import InUseError, locked, saved_steps, timestamp
+from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps, timestamp
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, recipe_text, write_run
 from ftis.run.provenance import provenance
 
@@ -28,7 +28,7 @@ FREE_ON_RESUME = (
 )
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
 sets the honesty test's threshold; no other changes the numbers of honest peers."""
-BEGUN = ("*/*/evaluations.jsonl", "metrics.jsonl")
+BEGUN = (f"*/*/{EVALUATIONS}", METRICS)
 """The records of a run that has begun: of peers in arms, and of a TRL script. Without any there is nothing to lose."""
 NOTED = ("training.", "honesty.", "experiment.")
 """The beginnings of keys that a run and its pages go by. A change of one is recorded, and the run's recipe has it."""

@@ -24,9 +24,6 @@ from ftis.records.plan import read_plan
 from ftis.records.reading import PeerRun
 from ftis.run import checkpoint
 
-STATE, ADAPTER = "trainer_state", "adapter_*"
-"""Files of a checkpoint that serve training alone, and those of an adapter."""
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -127,7 +124,7 @@ def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "floa
     if (rounds := dtype != "float32") and trained.is_adapter and not merge:
         raise RunError(f"--dtype {dtype}: an adapter stays in float32; add --merge to write a whole model")
     checkpoint.selections(trained.records, trained.step)  # it checks all files
-    left_out = shutil.ignore_patterns(STATE, *([ADAPTER] if merge else []), *(["*.safetensors*"] if rounds else []))
+    left_out = shutil.ignore_patterns(checkpoint.STATE, *["adapter_*"] * merge, *["*.safetensors*"] * rounds)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(to) as partial:

@@ -20,15 +20,15 @@ from typing import Any
 from ftis.config import Recipe
 from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import RunError, arms_of
-from ftis.records.files import checkpoint_path, locked, saved_steps
-from ftis.records.plan import EXPERIMENT, read_plan
+from ftis.records.files import EVALUATIONS, METRICS, checkpoint_path, locked, saved_steps
+from ftis.records.plan import CURVES, EXPERIMENT, REPORT, RESULTS, SUMMARY, read_plan
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
 from ftis.run import accusations, checkpoint
 from ftis.run.accusations import Accusation
 from ftis.run.claiming import note_rollback, peer_lock, swarm_lock
 
-DERIVED = ("summary.json", "learning_curves.svg", "report.html", "results.json", "scaling.json")
+DERIVED = (SUMMARY, RESULTS, CURVES, REPORT, "scaling.json")
 """Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""
 
 
@@ -78,10 +78,10 @@ class Undone:
         """The files to delete, in lines for people."""
         directory = self.records.directory
         yield from (str(checkpoint_path(directory, step)) for step in self.checkpoints)
-        for name, rows in (("metrics", self.records.rounds), ("evaluations", self.records.evaluations)):
+        for name, rows in ((METRICS, self.records.rounds), (EVALUATIONS, self.records.evaluations)):
             lines = sum(row.step > self.step for row in rows)
             if lines:
-                yield f"{lines} of {len(rows)} lines of {directory / name}.jsonl"
+                yield f"{lines} of {len(rows)} lines of {directory / name}"
         yield from map(str, written_after(directory, self.step))
 
     def lines(self) -> Iterator[str]:

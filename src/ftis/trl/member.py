@@ -27,7 +27,7 @@ from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs
 from ftis.records.events import ArmBegun, Event, PeerStarted, Say, placed
-from ftis.records.files import checkpoint_path, saved_steps
+from ftis.records.files import EVENTS, checkpoint_path, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog
 from ftis.rollouts import Ints, Prompt
@@ -122,7 +122,7 @@ def alone_in_all_rounds(place: Path) -> str | None:
     peer = PeerRun.read(place)
     if not peer.learned_alone:
         return None
-    why = f"{place / 'events.jsonl'} says why; the model is saved, and it learned alone"
+    why = f"{place / EVENTS} says why; the model is saved, and it learned alone"
     return f"no foreign rollout was used in any of {len(peer.rounds)} rounds: {why}"
 
 

@@ -39,7 +39,7 @@ from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
-from ftis.records.files import locked, write_whole
+from ftis.records.files import METRICS, locked, write_whole
 from ftis.records.writing import Records
 from ftis.rollouts import Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
 from ftis.run import accusations
@@ -271,7 +271,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 why = "it was saved within a round or by another trainer; resume from a checkpoint of this one"
                 raise RunError(f"{checkpoint} has no {STATE}: {why}")
             restore(self.member, state)
-        elif anew and (self.place / "metrics.jsonl").exists():
+        elif anew and (self.place / METRICS).exists():
             remedy = "train(resume_from_checkpoint=True), or choose another output_dir"
             raise RunError(f"{self.place} holds a run: {remedy}")
         claim(self.place, True, self.member.recipe, tasks=[self.member.task])

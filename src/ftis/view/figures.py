@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ftis.records.files import write_whole
+from ftis.records.plan import CURVES
 from ftis.view.charts import ROUND, Chart, Plot, Style, arm_styles, short
 from ftis.view.pairs import PairMeasures
 from ftis.view.sections import render_figure
@@ -127,7 +128,7 @@ def write_learning_curves(directory: Path, results: Mapping[str, Any]) -> Path:
         mean = learning_curves(results, split, styles, of_mean=True) if len(results["peers"]) > 1 else []
         for charts in (mean, learning_curves(results, split, styles)):
             rows += [charts[i : i + MOST_SIDE_BY_SIDE] for i in range(0, len(charts), MOST_SIDE_BY_SIDE)]
-    path = directory / "learning_curves.svg"
+    path = directory / CURVES
     write_whole(path, render_figure(rows), sync=False)
     return path
 

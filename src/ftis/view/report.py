@@ -17,6 +17,7 @@ from ftis.check.formatting import counted
 from ftis.comparison.results import compare
 from ftis.recipe.arms import Arm
 from ftis.records.files import write_whole
+from ftis.records.plan import REPORT
 from ftis.records.reading import ArmOfRun, Study, read_study
 from ftis.view import arm as of_arm
 from ftis.view import comparison
@@ -70,7 +71,7 @@ def write_page(directory: str | Path) -> Path:
     write_learning_curves(directory, results)
     shown = [section for section in sections if section.view is not None]
     facts, headlines = _facts(study, results), comparison.headlines(results)
-    path = directory / "report.html"
+    path = directory / REPORT
     write_whole(path, render(Page(results["title"], facts, results["question"], headlines, shown)))
     return path
 
