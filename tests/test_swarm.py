@@ -335,7 +335,7 @@ def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: Ca
 
 def test_a_run_started_anew_is_the_same_peer_to_the_others(place: Path) -> None:
     recipe = load("recipe.toml", ["network.open=true"])
-    keeps = swarm.identity_directory(swarm.peer_directory(recipe, "a"))
+    keeps = network.identity_directory(swarm.peer_directory(recipe, "a"))
     key, roster = network.credentials(recipe, "a", keeps)
     assert roster is None
     assert [network.next_incarnation(keeps / "incarnation") for _ in range(2)] == [1, 2]

@@ -34,7 +34,7 @@ from ftis.records.writing import EventLog, Records
 from ftis.run import accusations
 from ftis.run.assembly import assemble
 from ftis.run.claiming import claim, delete_run, may_claim, swarm_lock
-from ftis.run.network import credentials, in_network
+from ftis.run.network import credentials, identity_directory, in_network
 from ftis.run.prepare import Checked, check
 from ftis.run.runs import repeats
 from ftis.run.together import go_on
@@ -47,11 +47,6 @@ NO_REGRET = 0.05
 def peer_directory(recipe: Recipe, peer: str) -> Path:
     """The run directory of one joined peer. Several peers of a recipe may be on the same machine, each with its own."""
     return run_directory(recipe).with_name(f"{run_directory(recipe).name}-{peer}")
-
-
-def identity_directory(run: Path) -> Path:
-    """The directory beside a joined run, of files that outlive ``--overwrite``: the others still know the peer."""
-    return run.with_name(f"{run.name}.identity")
 
 
 def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe]:

@@ -24,6 +24,11 @@ from ftis.swarm.session import ways_in
 from ftis.tasks.jsonl import files
 
 
+def identity_directory(run: Path) -> Path:
+    """The directory beside a joined run, of files that outlive ``--overwrite``: the others still know the peer."""
+    return run.with_name(f"{run.name}.identity")
+
+
 def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519PrivateKey, Roster | None]:
     """This peer's key and the run's roster. In an open swarm the roster is None, and a missing key is made.
 

@@ -33,7 +33,7 @@ from ftis.records.writing import EventLog
 from ftis.rollouts import Ints, Prompt
 from ftis.run import checkpoint
 from ftis.run.membership import end_tokens_of, member_of
-from ftis.run.network import credentials, in_network
+from ftis.run.network import credentials, identity_directory, in_network
 from ftis.selection import selections_of
 from ftis.trl.policy import HostPolicy
 from ftis.trl.swarm import Link, Swarm
@@ -95,7 +95,7 @@ def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iter
         log(PeerStarted(member.cursor.step))
         yield swarm.link, log
         return
-    identity = place.with_name(f"{place.name}.identity")
+    identity = identity_directory(place)
     key, roster = credentials(recipe, member.name, identity)
     with in_network(member, tokenizer, place, identity, key, roster, log, lambda: False) as link:
 
