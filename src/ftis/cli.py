@@ -286,7 +286,9 @@ def train(
     if dry_run:
         return
     if resume and not directory.exists():
-        there = [place.name for place in directory.parent.glob("*") if (place / "recipe.json").exists()]
+        from ftis.records.plan import RECIPE
+
+        there = [place.name for place in directory.parent.glob("*") if (place / RECIPE).exists()]
         near = did_you_mean(directory.name, there)
         console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
     _train(loaded, arms, resume is not None, overwrite)
@@ -514,7 +516,7 @@ def export(
         from ftis.view.card import card
 
     found = exporting.find(run, peer, arm, step)
-    place = to or Path("models") / f"{found.recipe.name}-seed{found.recipe.seed}-{found.arm}-{found.peer.name}"
+    place = to or Path("models") / f"{run_directory(found.recipe).name}-{found.arm}-{found.peer.name}"
     adapter = found.is_adapter and not merge
     if gguf and not gguf.is_file():
         raise typer.BadParameter(f"--gguf {gguf}: no such file; it is llama.cpp's convert_hf_to_gguf.py")

@@ -110,8 +110,13 @@ def checkpoint_path(peer: Path, step: int) -> Path:
 
 def saved_steps(peer: Path) -> list[int]:
     """The finished rounds of each checkpoint of a peer, whose directory this is, ascending."""
-    matches = (re.fullmatch(r"checkpoint-(\d{1,9})", path.name) for path in peer.glob("checkpoint-*"))
-    return sorted(int(match[1]) for match in matches if match)
+    return sorted(step for path in peer.glob("checkpoint-*") if (step := saved_step(path)) is not None)
+
+
+def saved_step(path: Path) -> int | None:
+    """The step of a checkpoint's directory; None for any other path."""
+    named = re.fullmatch(r"checkpoint-(\d{1,9})", path.name)
+    return int(named[1]) if named else None
 
 
 @contextmanager

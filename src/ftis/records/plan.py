@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe, RecipeError
-from ftis.recipe.arms import Arm, arms_of
+from ftis.recipe.arms import Arm, arms_of, run_directory
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_json, write_json, write_whole
 from ftis.records.lines import RecordsError, damaged
@@ -40,7 +40,8 @@ class Plan:
     joined: str | None = None
 
     def run_of(self, seed: int) -> Path:
-        return self.directory / f"{self.recipe.name}-seed{seed}" if self.is_experiment else self.directory
+        run = run_directory(self.recipe.model_copy(update={"seed": seed})).name
+        return self.directory / run if self.is_experiment else self.directory
 
     def here(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of these peers whose records are here."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from ftis.engines.models import generation_defaults, load_model, load_tokenizer
 from ftis.engines.places import looks_local
 from ftis.policy import own_ends
 from ftis.recipe.arms import RunError
-from ftis.records.files import checkpoint_path, read_json, saved_steps, whole_directory
+from ftis.records.files import checkpoint_path, read_json, saved_step, saved_steps, whole_directory
 from ftis.records.plan import read_plan
 from ftis.records.reading import PeerRun
 from ftis.run import checkpoint
@@ -64,15 +63,15 @@ def find(place: Path, peer: str | None = None, arm: str | None = None, step: int
         RunError: there is no such checkpoint, or the names fit several peers.
         RecordsError: no run is there.
     """
-    if named := re.fullmatch(r"checkpoint-(\d{1,9})", place.name):
+    if (named := saved_step(place)) is not None:
         of_peer = place.resolve().parent
-        here = {"arm": of_peer.parent.name, "peer": of_peer.name, "step": int(named[1])}
+        here = {"arm": of_peer.parent.name, "peer": of_peer.name, "step": named}
         for name, given in (("arm", arm), ("peer", peer), ("step", step)):
             if given not in (None, here[name]):
                 raise RunError(
                     f"--{name} {given}: {place} is of {name} {here[name]}; leave --{name} out, or name the run"
                 )
-        place, arm, peer, step = of_peer.parents[1], of_peer.parent.name, of_peer.name, int(named[1])
+        place, arm, peer, step = of_peer.parents[1], of_peer.parent.name, of_peer.name, named
     plan = read_plan(place)
     if plan.is_experiment:
         raise RunError(f"{place} holds runs of several seeds: name one, such as {plan.run_of(plan.seeds[0])}")

@@ -195,7 +195,7 @@ def open_peer(job: PeerJob) -> Trainer:
     for step in saved_steps(job.directory):
         if step > job.resume_step:  # further than the other peers can go on from
             checkpoint.delete(checkpoint_path(job.directory, step))
-    run_name = f"{recipe.name}-seed{recipe.seed}-{job.arm}-{job.peer}"
+    run_name = f"{run_directory(recipe).name}-{job.arm}-{job.peer}"
     trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
     records = Records(job.directory, trackers, recipe.training.record_rollouts)
     return assemble(recipe, job.peer, job.directory, resume_step=job.resume_step, records=records)
