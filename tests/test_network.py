@@ -30,6 +30,7 @@ from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import NetworkConfig, Recipe
 from ftis.engines.machine import in_background
 from ftis.member import Outgoing
+from ftis.records.events import RoundEnded
 from ftis.swarm import manifest as manifests
 from ftis.swarm.certificates import new_certificates
 from ftis.swarm.facts import ExchangeError, agreement, run_id
@@ -38,6 +39,7 @@ from ftis.swarm.link import NetworkExchange
 from ftis.swarm.manifest import CHUNK_BYTES
 from ftis.swarm.rounds import Ask, Rounds
 from ftis.swarm.session import ask_everybody, ask_status, check_endpoints, engine_config, open_session, ways_in
+from ftis.swarm.status import Status, read_status
 from ftis.view.tables import status_table
 
 NAMES = ("a", "b", "eve")
@@ -467,6 +469,17 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
     assert "[red]y" not in shown
     assert not set(shown) & {"\x1b", "\x07", "\r"}
     served.undeclare()  # type: ignore[no-untyped-call]
+
+
+def test_a_status_has_totals_of_all_rounds_and_reads_as_it_was_stated() -> None:
+    status = Status("light", "0" * 32, "a")
+    for reward in (0.5, 0.25):
+        of_b = {"peer/b/admitted": 8, "peer/b/late": 1, "peer/b/honesty/quarantined": reward < 0.5}
+        status.hear(RoundEnded({"step": 1, "reward": reward, "time/wait": 2.0, **of_b}))
+    said = read_status(json.dumps({**status.facts, "live": ["b"]}).encode())
+    assert said == status.facts | {"live": ["b"]}
+    assert (said["reward"], said["seconds"]["waiting"]) == (0.25, 4.0)
+    assert said["from"]["b"] == {"admitted": 16, "rejected": 0, "late": 2, "bytes": 0, "quarantined": 1}
 
 
 def test_a_peer_that_samples_while_messages_arrive_is_sampling(peers: Peers) -> None:

@@ -78,17 +78,18 @@ class Records:
 
 
 class EventLog:
-    """Passes a peer's events on, and appends them with the time to events.jsonl in its directory."""
+    """Appends a peer's events with the time to events.jsonl in its directory, and passes them on to ``listeners``."""
 
     def __init__(self, directory: Path, say: Say) -> None:
-        self.path, self._say = directory / EVENTS, say
+        self.path, self.listeners = directory / EVENTS, [say]
         self._lock = threading.Lock()  # the network calls from threads of its own
 
     def __call__(self, event: Event) -> None:
         with self._lock:
             if not isinstance(event, RoundEnded):
                 append_jsonl(self.path, {"time": timestamp(), **to_json(event)})
-            self._say(event)
+            for say in self.listeners:
+                say(event)
 
 
 def written_after(directory: Path, step: int) -> list[Path]:

@@ -184,7 +184,6 @@ def join(
 
             def hear(event: Event) -> None:
                 log(event)
-                network.status.hear(event)
                 if isinstance(event, RoundEnded):
                     network.share.took(event.metrics)
 

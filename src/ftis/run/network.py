@@ -110,6 +110,7 @@ def in_network(
         should_stop=should_stop,
         say=log,
     ) as exchange:
+        log.listeners.append(exchange.status.hear)
         for line in ways_in(recipe.network):
             log(NetworkEvent("listens", line, member.cursor.step))
         lacks = set(recipe.sampling.end_tokens) - tokenizer.get_vocab().keys()

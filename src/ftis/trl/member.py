@@ -26,7 +26,7 @@ from ftis.member import Cursor, Member
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs
-from ftis.records.events import ArmBegun, Event, PeerStarted, Say, placed
+from ftis.records.events import ArmBegun, PeerStarted, Say, placed
 from ftis.records.files import EVENTS, checkpoint_path, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog
@@ -98,13 +98,8 @@ def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iter
     identity = identity_directory(place)
     key, roster = credentials(recipe, member.name, identity)
     with in_network(member, tokenizer, place, identity, key, roster, log, lambda: False) as link:
-
-        def hear(event: Event) -> None:
-            log(event)
-            link.status.hear(event)
-
-        hear(PeerStarted(member.cursor.step))
-        yield link, hear
+        log(PeerStarted(member.cursor.step))
+        yield link, log
 
 
 def newest_checkpoint(output_dir: str) -> str | None:
