@@ -118,7 +118,7 @@ def get(name: str, directory: Path, report: Report) -> Path:
     return target
 
 
-def source_of(directory: Path) -> tuple[Pretrained, str] | None:
+def origin_of(directory: Path) -> tuple[Pretrained, str] | None:
     """The model that :func:`get` has put into a directory, and its place of origin; None for any other."""
     with suppress(OSError, ValueError, KeyError):
         source = json.loads((directory / SOURCE).read_text(encoding="utf-8"))

@@ -78,7 +78,7 @@ class Records:
 
 
 class EventLog:
-    """Appends a peer's events with the time to events.jsonl in its directory, and passes them on to ``listeners``."""
+    """A peer's events.jsonl. Each event is appended with the time, and passed on to ``listeners``."""
 
     def __init__(self, directory: Path, say: Say) -> None:
         self.path, self.listeners = directory / EVENTS, [say]

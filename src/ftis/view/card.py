@@ -51,7 +51,7 @@ def base_of(model: str) -> Base:
     if not local:
         return Base(model, model, licence)
     words = place.name if place.is_absolute() else model
-    if fetched := pretrained.source_of(place):
+    if fetched := pretrained.origin_of(place):
         of, source = fetched
         return Base(of.hub, f"{of.hub}, from {source}", licence or of.licence)
     return Base(None, words, licence)
