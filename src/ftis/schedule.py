@@ -7,6 +7,7 @@ and any round can be computed without earlier ones.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,14 @@ def draw_items(n_items: int, count: int, round: int, seed: int) -> list[int]:
         raise ValueError(f"cannot draw {count} distinct prompts out of {n_items}")
     rounds_per_epoch = n_items // count
     epoch, position = divmod(round, rounds_per_epoch)
-    order = np.random.default_rng([abs(seed), int(seed < 0), epoch]).permutation(n_items)
-    return [int(i) for i in order[position * count : (position + 1) * count]]
+    items: list[int] = _order(n_items, seed, epoch)[position * count : (position + 1) * count].tolist()
+    return items
+
+
+@lru_cache(maxsize=4)
+def _order(n_items: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """An epoch's order of the training split. A round asks for it several times for each of its peers."""
+    return np.random.default_rng([abs(seed), int(seed < 0), epoch]).permutation(n_items)
 
 
 def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
