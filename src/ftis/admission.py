@@ -205,7 +205,7 @@ class Admitter:
         self._spoken, self._read = spoken or detokenize, read or (lambda group, tokenizer: group)
         self.episodes = episodes
         self._limits = terms.limits
-        self._end_ids = np.array(sorted(terms.end_ids), dtype=np.int64)
+        self._ends_V = np.isin(np.arange(terms.vocab_size), sorted(terms.end_ids))
         self._admitted: dict[int, set[tuple[str, int]]] = {}  # round -> (peer, item)
 
     def admit(self, sender: str, data: bytes, round: int, offered_for: int | None = None) -> Admission:
@@ -326,36 +326,33 @@ class Admitter:
             return Reason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, a group has {terms.group_size}"
         if any(rollout.unit is not None for rollout in group.rollouts) != (terms.tokenizer is None):
             return Reason.WRONG_TOKENIZER, "ids instead of this run's text, or text instead of its ids"
-        tokens = np.array([len(rollout.gen_logp) for rollout in group.rollouts], dtype=np.int64)
-        if not tokens.all():
-            return Reason.EMPTY, f"rollout {int(tokens.argmin())} has no tokens"
-        if (longest := int(tokens.max())) > terms.max_completion_length:
-            first = f"rollout {int(tokens.argmax())}"
+        tokens = [len(rollout.gen_logp) for rollout in group.rollouts]
+        if 0 in tokens:
+            return Reason.EMPTY, f"rollout {tokens.index(0)} has no tokens"
+        if (longest := max(tokens)) > terms.max_completion_length:
+            first = f"rollout {tokens.index(longest)}"
             return Reason.TOO_LONG, f"{first} has {longest} tokens, the most is {terms.max_completion_length}"
 
         # All rollouts' ids end to end; ``stops`` are their ends. Ids are tokens, or the bytes of a text.
-        lengths = np.array([len(rollout) for rollout in group.rollouts], dtype=np.int64)
         ids = np.concatenate([rollout.completion_ids for rollout in group.rollouts])
         logp = np.concatenate([rollout.gen_logp for rollout in group.rollouts])
-        stops = np.cumsum(lengths)
+        stops = np.cumsum([len(rollout) for rollout in group.rollouts])
 
         def place(index: int) -> str:
             rollout = int(np.searchsorted(stops, index, side="right"))
-            return f"rollout {rollout}, token {index - int(stops[rollout] - lengths[rollout])}"
+            return f"rollout {rollout}, token {index - int(stops[rollout]) + len(group.rollouts[rollout])}"
 
-        wrong = ids >= terms.vocab_size
-        if wrong.any():
-            at = int(wrong.argmax())
+        if ids.max() >= terms.vocab_size:
+            at = int((ids >= terms.vocab_size).argmax())
             return Reason.TOKEN_OUT_OF_RANGE, f"{place(at)}: id {int(ids[at])}, the vocabulary has {terms.vocab_size}"
 
-        ends = (ids[:, None] == self._end_ids).any(1) & (self.episodes is None)
+        ends = self._ends_V[ids]
         ends[stops - 1] = False
-        if ends.any():
+        if self.episodes is None and ends.any():
             at = int(ends.argmax())
             return Reason.TOKENS_AFTER_END, f"{place(at)}: id {int(ids[at])} ends the completion, more follows"
-        wrong = ~((logp <= 0) & (logp >= MIN_LOGP))  # true of NaN as well
-        if wrong.any():
-            at = int(wrong.argmax())
+        if not (logp.min() >= MIN_LOGP and logp.max() <= 0):  # not true of NaN either
+            at = int((~((logp >= MIN_LOGP) & (logp <= 0))).argmax())
             return Reason.BAD_LOGP, f"{place(at)}: log-probability {float(logp[at])} is not in [{MIN_LOGP:g}, 0]"
         return None
 
