@@ -113,12 +113,13 @@ def own_metrics(
     texts = [batch.completions[i] for i in np.flatnonzero(batch.own_N)]
     lengths = np.array([len(r) for r in own])
     ended = [has_ended(rollout, text, end_ids, stop) for rollout, text in zip(own, texts, strict=True)]
-    groups = [batch.reward_N[batch.group_N == g] for g in np.unique(batch.group_N)]
+    starts = np.unique(batch.group_N, return_index=True)[1]  # a group's rollouts stand together
+    lowest, highest = (of.reduceat(batch.reward_N, starts) for of in (np.minimum, np.maximum))
     own_reward = batch.reward_N[batch.own_N]
     metrics: dict[str, Any] = {
         "reward": float(own_reward.mean()),
         "reward_std": float(own_reward.std(ddof=1)) if len(own_reward) > 1 else 0.0,
-        "frac_reward_zero_std": float(np.mean([(group == group[0]).all() for group in groups])),
+        "frac_reward_zero_std": float(np.mean(lowest == highest)),
         "loss": float(np.mean(update.losses)) if update.losses else 0.0,
         "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
         "optimizer_steps": len(update.losses),
@@ -215,9 +216,9 @@ def weights_by_source(judged: Judged, chosen: Chosen, update: Update) -> dict[st
     for name, summary in found.items():
         summary["dropped"] = float(dropped_R[[source == name for source in judged.source_names()]].sum())
     if update.diagnostics is not None:  # clipping depends on π_θ; the rest was fixed before
-        sources = torch.from_numpy(batch.source_N[update.rows])
-        for name, summary in by_source(update.diagnostics, sources, batch.sources).items():
-            found[name].update({k: v for k, v in summary.items() if k.startswith("clip_ratio/")})
+        source_M = torch.from_numpy(batch.source_N[update.rows]).repeat_interleave(update.diagnostics.length_N)
+        for index in source_M.unique().tolist():
+            found[batch.sources[index]].update(_clipped(update.diagnostics, source_M == index))
     return found
 
 
@@ -266,10 +267,15 @@ def by_source(diagnostics: Diagnostics, source_N: Tensor, sources: Sequence[str]
             **_distribution("sampling/importance_sampling_weight", weight),
             "sampling/truncated_fraction": float((raw > weight).double().mean()),
             "sampling/effective_sample_size": float(raw.sum() ** 2 / (len(raw) * (raw**2).sum())),
-            "clip_ratio/low_mean": float(diagnostics.clipped_low[tokens].double().mean()),
-            "clip_ratio/high_mean": float(diagnostics.clipped_high[tokens].double().mean()),
+            **_clipped(diagnostics, tokens),
         }
     return summaries
+
+
+def _clipped(diagnostics: Diagnostics, tokens: Tensor) -> dict[str, float]:
+    """Fractions of the masked ``tokens`` whose gradient is clipped."""
+    low, high = diagnostics.clipped_low[tokens].double(), diagnostics.clipped_high[tokens].double()
+    return {"clip_ratio/low_mean": float(low.mean()), "clip_ratio/high_mean": float(high.mean())}
 
 
 def _distribution(name: str, values: Tensor) -> dict[str, float]:
