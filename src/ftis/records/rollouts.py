@@ -66,7 +66,7 @@ def write_rollouts(directory: Path, round: int, columns: Mapping[str, Any]) -> N
     """Write a round's rollouts whole, as the columns of :data:`ROLLOUTS`."""
     table = pa.table({name: pa.array(values, ROLLOUTS.field(name).type) for name, values in columns.items()})
     buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=TEXTS)  # numbers hardly repeat
     write_whole(rollouts_path(directory, round), buffer.getvalue().to_pybytes(), sync=False)
 
 
