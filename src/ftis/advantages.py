@@ -56,11 +56,11 @@ def group_advantages(reward_N: Tensor, group_N: Tensor, scale_rewards: Literal["
     if scale_rewards not in ("group", "none"):
         raise ValueError(f'scale_rewards is {scale_rewards!r}: give "group" or "none"')
     advantage_N = torch.zeros_like(reward_N)
-    for group in torch.unique(group_N):
+    groups, index_N = torch.unique(group_N, return_inverse=True)
+    one_of_its_group_N = reward_N.new_zeros(len(groups)).scatter(0, index_N, reward_N)[index_N]
+    for group in torch.unique(group_N[reward_N != one_of_its_group_N]):
         members = group_N == group
         rewards = reward_N[members]
-        if bool((rewards == rewards[0]).all()):
-            continue
         relative = rewards - rewards.mean()
         advantage_N[members] = relative if scale_rewards == "none" else relative / rewards.std(correction=0)
     return advantage_N
