@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import pstdev
 
 from ftis.admission import Score
@@ -57,7 +58,7 @@ class Evaluation:
             f"({self.solved} of {n})"
         )
 
-    @property
+    @cached_property
     def reward_std(self) -> float:
         """The standard deviation of the problems' rewards."""
         return pstdev(p.reward for p in self.problems)
@@ -118,6 +119,10 @@ class Exam:
     batch_size: int = 0
     episodes: Episodes | None = None
 
+    @cached_property
+    def prompt_ids(self) -> list[Ints]:
+        return [self.render(problem) for problem in self.problems]
+
     def greedy(self, heard: Callable[[int], None] | None = None) -> Evaluation:
         """Answer every problem greedily and score it.
 
@@ -127,16 +132,15 @@ class Exam:
         if not self.problems:
             raise ValueError("no problems to evaluate on")
         greedy = Decoding(self.decoding.max_completion_length, temperature=0.0, stop=self.decoding.stop)
-        prompt_ids = [self.render(problem) for problem in self.problems]
         # Problems of similar length go together, which keeps padding small. Greedy text does not depend on the order.
-        order = sorted(range(len(self.problems)), key=lambda i: len(prompt_ids[i]))
+        order = sorted(range(len(self.problems)), key=lambda i: len(self.prompt_ids[i]))
         every = len(order)
         if heard is not None:
             every = self.batch_size or HEARD_EVERY[device_kind(self.policy.device)]
         answered: dict[int, Answered] = {}
         for start in range(0, len(order), every):
             part = order[start : start + every]
-            problems, ids = [self.problems[i] for i in part], [prompt_ids[i] for i in part]
+            problems, ids = [self.problems[i] for i in part], [self.prompt_ids[i] for i in part]
             groups = self._drawn(problems, ids, 1, greedy, 0, self.batch_size or EVAL_BATCH)
             for i, problem, group in zip(part, problems, groups, strict=True):
                 (text,), (reward,) = self._scored(problem, group)
@@ -148,8 +152,7 @@ class Exam:
     def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
         """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
         at_a_time = self.batch_size or max(EVAL_BATCH, samples)
-        ids = [self.render(problem) for problem in self.problems]
-        groups = self._drawn(self.problems, ids, samples, self.decoding, seed, at_a_time)
+        groups = self._drawn(self.problems, self.prompt_ids, samples, self.decoding, seed, at_a_time)
         scored = [self._scored(problem, group) for problem, group in zip(self.problems, groups, strict=True)]
         return EvalSamples(tuple(texts for texts, _ in scored), tuple(rewards for _, rewards in scored))
 
