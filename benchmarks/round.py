@@ -135,7 +135,7 @@ def ours(model: Path, problems: Path, name: str, rounds: int, seed: int) -> dict
 
     torch.set_num_threads(1)
     of_model, recipe = MODELS[name], recipe_of(name, rounds, seed, {OWN: model}, "NoIS")
-    stages_clock = mock.patch("ftis.peer.time", SimpleNamespace(monotonic=time.process_time))
+    stages_clock = mock.patch("ftis.measures.time", SimpleNamespace(monotonic=time.process_time))
     with tempfile.TemporaryDirectory() as directory, stages_clock:
         trainer = assemble(recipe, OWN, Path(directory))
         metrics, processor, clock = [], [], []
