@@ -4,13 +4,16 @@
     python -m research.honest --testbeds pair late --seeds 10     # a part of it
     python -m research.honest --defences before --seeds 10        # the same without those defaults, for their cost
 
-All testbeds are of recipes/ and train for 40 rounds. Their peers are honest, at the recipes' rates:
+All testbeds are of recipes/ and train for 40 rounds, if nothing else is said. Their peers are honest, at the recipes'
+rates:
 
-- ``pair``, ``four``: small and large models in full, over prompts of their own and over shared ones;
+- ``pair``, ``four``: small and large models in full, each over prompts of its own;
+- ``shared``: the four over shared prompts;
 - ``lora``: one model in full and through LoRA;
 - ``tokenizers``: two models with different tokenizers, over text;
 - ``bfloat16``: the pair with weights and log-probabilities in bfloat16;
-- ``late``: the pair, and each message comes a round late.
+- ``late``: the pair, and each message comes a round late;
+- ``smollm2``: four adapters of SmolLM2-135M, 24 rounds of research/recipes/needle_four.toml.
 
 The table has, of each testbed: runs; accusations by the honesty test of any peer; alarms of the no-regret test; texts
 that the test of texts found; foreign rollouts that a peer learned from, a round; and the peers' mean final accuracy.
@@ -42,15 +45,18 @@ from research.adaptive import DEFENCES, test_of
 from research.findings.__main__ import FINDINGS, Cell, Summary, written
 
 ROUNDS = 40
+SMOLLM2 = ('training.mode="horizontal"', "training.rounds=24", "training.eval_every=24", "task.validation_size=100")
 TESTBEDS: Mapping[str, tuple[str, Sequence[str], int]] = {
     "pair": ("demo_pair.toml", (), 80),
     "four": ("demo.toml", (), 30),
+    "shared": ("demo.toml", ('training.mode="horizontal"',), 20),
     "lora": ("demo_lora.toml", (), 60),
     "tokenizers": ("tokenizers/small.toml", ('exchange="text"',), 50),
     "bfloat16": ("demo_pair.toml", ('peers.*.dtype="bfloat16"',), 40),
     "late": ("demo_pair.toml", (), 40),
+    "smollm2": ("../research/recipes/needle_four.toml", SMOLLM2, 5),
 }
-"""A recipe, what is set, and the number of seeds: 300 in all."""
+"""A recipe, what is set, and the number of seeds."""
 
 
 class Outcome(BaseModel):
