@@ -237,8 +237,10 @@ def preflight(
         errors.print("error: as it is, nothing would be learned")
         raise typer.Exit(3)
     if len(teaching) == len(soundings):
-        options = [*(["--arm", arm] if arm else []), *(part for given in set_ or [] for part in ("--set", given))]
-        console.print(f"next: {shlex.join(['ftis', 'train', str(recipe), *options])}")
+        command = ["ftis", "train", str(recipe)] + (["--arm", arm] if arm else [])
+        for given in set_ or []:
+            command += ["--set", given]
+        console.print(f"next: {shlex.join(command)}")
 
 
 @app.command(cls=Resuming)
@@ -359,8 +361,10 @@ def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_r
     from ftis.view import tables
 
     before = experiment_before(experiment_directory(recipe))
-    there = {arm.name for arm in before.arms} if before else set()
-    kept = keep_arms(recipe, (*only, *(arm.name for arm in recipe.arms if arm.name in there)) if only else ())
+    if only and before:
+        there = {arm.name for arm in before.arms}
+        only += tuple(arm.name for arm in recipe.arms if arm.name in there)
+    kept = keep_arms(recipe, only)
     if dry_run:
         _print_plan(kept, ())
     directory = carry_out(kept, seeds, jobs, dry_run)

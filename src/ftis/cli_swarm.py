@@ -68,8 +68,8 @@ def join(
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
     loaded = load(recipe, set_ or [], overrides)
     loaded.peer(peer)
-    together = [one.recipe for one in arms_of(loaded, (arm,) if arm else ()) if len(one.swarms[0].peers) > 1]
-    require_paths(recipe, (one.of_swarm({peer}) for one in together))
+    arms = arms_of(loaded, (arm,) if arm else ())
+    require_paths(recipe, (one.recipe.of_swarm({peer}) for one in arms if len(one.swarms[0].peers) > 1))
     with busy(LOADING):
         from ftis import library
         from ftis.check.estimate import estimate

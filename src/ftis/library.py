@@ -106,8 +106,8 @@ def load(recipe: RecipeLike, overrides: Overrides = (), **keys: Any) -> Recipe:
     Raises:
         RecipeError: no such file, an unknown key, a wrong value; the message names the place.
     """
-    given = overrides if isinstance(overrides, Mapping) else {}
-    texts = () if isinstance(overrides, Mapping) else (overrides,) if isinstance(overrides, str) else tuple(overrides)
+    given, texts = (overrides, ()) if isinstance(overrides, Mapping) else ({}, overrides)
+    texts = (texts,) if isinstance(texts, str) else tuple(texts)
     if isinstance(recipe, (str, Path)):
         loaded = load_file(recipe, texts)
     else:

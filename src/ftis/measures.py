@@ -166,7 +166,10 @@ def participation(
     passed_over = Counter(g.peer for admission in heard.admissions for g in admission.passed_over)
     for name, groups in collected.offered_only.items():
         passed_over[name] += groups or recipe.prompts_per_peer  # an offer of before a restart does not count them
-    kept_of = Counter(name for name, kept in zip(judged.source_names(), kept_R & signal_R, strict=True) if kept)
+    sources, dropped_R = judged.source_names(), signal_R & ~kept_R
+    kept_of = Counter(name for name, kept in zip(sources, kept_R & signal_R, strict=True) if kept)
+    reasons = zip(sources, chosen.reason_R, dropped_R, strict=True)
+    dropped = Counter((source, reason) for source, reason, is_dropped in reasons if is_dropped)
     zero_N = judged.advantage_N.numpy() == 0
     metrics: dict[str, Any] = {}
     for name in (peer.name for peer in recipe.peers):
@@ -189,11 +192,8 @@ def participation(
             of_peer["waited"] = collected.waited[name]
         if index >= 0:
             of_peer["reward"] = float(batch.reward_N[batch.source_N == index].mean())
-        reasons = zip(judged.source_names(), chosen.reason_R, kept_R | ~signal_R, strict=True)
-        for reason, count in Counter(r for source, r, kept in reasons if source == name and not kept).items():
-            of_peer[f"dropped/{reason}"] = count
-        for rejection_reason, count in Counter(str(r.reason) for r in rejections).items():
-            of_peer[f"rejected/{rejection_reason}"] = count
+        of_peer |= {f"dropped/{reason}": n for (source, reason), n in dropped.items() if source == name}
+        of_peer |= {f"rejected/{reason}": n for reason, n in Counter(str(r.reason) for r in rejections).items()}
         for rejection in rejections[:1]:
             of_peer["first_rejection"] = rejection.detail
         of_peer.update(weights.get(name, {}))

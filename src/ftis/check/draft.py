@@ -277,7 +277,8 @@ def _names(peers: Sequence[tuple[str, Train]]) -> list[str]:
     for model, how in peers:
         last = re.sub(r"[^A-Za-z0-9_.-]", "-", re.split(r"[/:]", model.rstrip("/"))[-1]).lstrip("_.-")[:48]
         name = f"{last or 'peer'}{'-lora' if how == 'lora' else ''}"
-        names.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 99))) if one not in names))
+        numbered = [name, *(f"{name}-{n}" for n in range(2, len(peers) + 1))]
+        names.append(next(one for one in numbered if one not in names))
     return names
 
 
@@ -333,7 +334,8 @@ def _fitting(sections: list[Section]) -> tuple[list[Section], list[str]]:
     """
     chosen: dict[str, Line] = {}
     for saver in (*SAVERS, None):
-        found = [(header, [*lines, *chosen.values()] if header == "[[peers]]" else lines) for header, lines in sections]
+        added = {"[[peers]]": chosen.values()}
+        found = [(header, [*lines, *added.get(header, ())]) for header, lines in sections]
         needs = totals(arms_of(parse(tomllib.loads(_toml(found)))))
         if saver is None or not needs.likely or not needs.free or needs.likely <= SPARE * needs.free:
             break

@@ -31,7 +31,9 @@ def amount(value: float | None, per: float = 1) -> str:
 
 def seconds_text(seconds: float | None) -> str:
     """Seconds in three figures, without fractions from 100 s on."""
-    return "–" if seconds is None else f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+    if seconds is None:
+        return "–"
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def in_time(seconds: float) -> str:

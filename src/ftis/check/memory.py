@@ -156,11 +156,12 @@ def peak_memory(
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
         # Tokens after kept ones are read by the decoder: an answer's, or those after the prompts' long beginning.
-        read = steps if keeps else longest - shared + 1 if 2 * shared >= longest else 0
-        if read and refills:
-            places = longest + steps if keeps else longest
+        readers, read, places = prefilled, longest - shared + 1, longest
+        if keeps:
+            readers, read, places = rows, steps, longest + steps
+        if refills and (keeps or 2 * shared >= longest):
             attending = attention_bytes(heads, width, read, places, number)
-            prefill += min((rows if keeps else prefilled) * attending, max(attending, within // PREFILL_PARTS))
+            prefill += min(readers * attending, max(attending, within // PREFILL_PARTS))
         of_turns = 2 * rows * (a_row - row_bytes(shape.config, 0, room.number)) if keeps else 0  # this, the last's
         cache = max(cache, at_once * of_each * a_row + prefill + of_turns)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -160,10 +161,10 @@ def _unequal_starts(study: Study, seed: int) -> list[str]:
 
 
 def _by_split_arm_peer(study: Study, of: Any) -> dict[str, Any]:
-    return {
-        split: {arm.name: {peer: of(study, split, arm.name, peer) for peer in study.peer_names} for arm in study.arms}
-        for split in study.splits
-    }
+    found: dict[str, Any] = {split: {arm.name: {} for arm in study.arms} for split in study.splits}
+    for split, arm, peer in product(study.splits, study.arms, study.peer_names):
+        found[split][arm.name][peer] = of(study, split, arm.name, peer)
+    return found
 
 
 def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]]:
@@ -269,7 +270,8 @@ def finals(study: Study, split: str, arm: str, peer: str) -> list[float]:
 
 def mean_finals(study: Study, split: str, arm: str) -> list[float]:
     """The mean over peers of their final accuracies, seed by seed."""
-    return [fmean(of_seed) for of_seed in zip(*(finals(study, split, arm, p) for p in study.peer_names), strict=True)]
+    of_peers = [finals(study, split, arm, peer) for peer in study.peer_names]
+    return list(map(fmean, zip(*of_peers, strict=True)))
 
 
 def without_nan(value: Any) -> Any:

@@ -185,7 +185,8 @@ class Environment:
         observation, answers = self._text("reset", self.instance.reset, **row) or "", list[list[Message]]()
         for number, turn in enumerate(turns, 1):
             answers_to = self._answers if number <= known else self._in_time
-            if (found := None if overdue and number == known else answers_to(turn)) is None:
+            found = None if overdue and number == known else answers_to(turn)
+            if found is None:
                 return Transcript(observation, [*answers, []], 0.0 if self.owns_reward else None, overdue=True)
             answers.append(found if sum(len(one["content"]) for one in found) <= most else [])
             if not answers[-1]:

@@ -249,12 +249,11 @@ class Player:
                 break
             answers = transcript.answers[number] if number < len(transcript.answers) else []
             answered = "\n".join(answer["content"] for answer in answers)
-            ids = None
+            ids = np.zeros(0, np.int32)  # of an answer past the room: nothing is learned from it
             if answers and used <= room:
                 ids = self._ids(json.dumps(answers), not turn.by_token)
-            elif answers:
-                ids = np.zeros(0, np.int32)  # nothing is learned from it
-            if ids is None or number + 1 == self.most_turns or (used + len(ids) >= room and not heard):
+            full = used + len(ids) >= room and not heard
+            if not answers or number + 1 == self.most_turns or full:
                 if number + 1 < len(turns):
                     raise UnplayableError(f"turn {number + 2} stands after the episode's end")
                 break
@@ -285,9 +284,11 @@ class Player:
     def _ids(self) -> Callable[[str, bool], Ints]:
         """:meth:`_written`, some of it remembered: an episode is played again in each turn, and answers are alike."""
         remembered = lru_cache(REMEMBERED)(self._written)
-        return lambda answers, inline: (remembered if len(answers) <= LONGEST_REMEMBERED else self._written)(
-            answers, inline
-        )
+
+        def ids(answers: str, inline: bool) -> Ints:
+            return (remembered if len(answers) <= LONGEST_REMEMBERED else self._written)(answers, inline)
+
+        return ids
 
     def _written(self, answers: str, inline: bool) -> Ints:
         """The tokens between a turn and the next: of messages in JSON. ``inline``: a stop string ended the turn."""

@@ -78,7 +78,8 @@ def graded(
     if given is None and extract == "tags":
         before, closed, _ = completion.rpartition(f"</{answer_tag}>")
         _, opened, inside = before.rpartition(f"<{answer_tag}>")
-        given = (inside.strip() or None) if closed and opened else None
+        if closed and opened:
+            given = inside.strip() or None
     if given is not None and answer_kind in ("number", "math") and len(given) <= MAX_ANSWER_LENGTH:
         given = without_asked(given, problem)
     return well_formed, 0.0 if given is None else answer_score(given, expected, answer_kind, own)

@@ -54,10 +54,11 @@ def open_judge() -> Callable[[Sequence[Any]], bool]:
 def _decide(asked: Sequence[Any]) -> bool:
     """The answer to a :data:`~ftis.rewards.shapes.Question`; no, if a library fails on it."""
     kind, *rest = asked
-    if kind == "all":
-        return all(map(_decide, rest))
+    if kind in ("all", "any"):
+        decide = all if kind == "all" else any
+        return decide(map(_decide, rest))
     with contextlib.suppress(Exception):  # libraries on a stranger's text may raise anything
-        return _equal(*rest) if kind == "equal" else _reals(*rest) if kind == "reals" else any(map(_decide, rest))
+        return _equal(*rest) if kind == "equal" else _reals(*rest)
     return False
 
 
@@ -104,7 +105,9 @@ def _same(one: Any, other: Any, digits: int) -> bool | None:
     for low in POINTS if symbols else (0,):
         point = {symbol: sympy.Rational(low + crc32(symbol.name.encode()) % 1000, 701) for symbol in symbols}
         verdicts.append(_near(one.xreplace(point), other.xreplace(point), digits))
-    return False if verdicts[0] is False else True if all(verdicts) else None
+    if all(verdicts):
+        return True
+    return False if verdicts[0] is False else None
 
 
 def _near(one: Any, other: Any, digits: int) -> bool | None:
@@ -129,7 +132,8 @@ def _near(one: Any, other: Any, digits: int) -> bool | None:
         rest = one.doit() - other.doit() if one.is_rational and other.is_rational else sympy.S.Zero
         return bool(rest == 0 or not isinstance(rest, sympy.Rational))
     most = 0.5000001 * 10**-digits
-    return bool(gap <= (most if size > SMALL else min(most, (OF_AN_EXACT if exact else OF_A_SMALL) * size)))
+    of_its_size = size * (OF_AN_EXACT if exact else OF_A_SMALL)
+    return bool(gap <= (most if size > SMALL else min(most, of_its_size)))
 
 
 def _in_fractions(side: Any) -> Any:
@@ -146,5 +150,4 @@ def _reals(given: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) ->
 
 def _solved(text: str) -> Any:
     found = _read(text).doit()
-    found = found if isinstance(found, sympy.Set) else found.as_set()
-    return _in_fractions(found)
+    return _in_fractions(found if isinstance(found, sympy.Set) else found.as_set())

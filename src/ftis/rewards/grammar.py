@@ -63,7 +63,8 @@ _EDGE = re.compile(r"^(?:\\[,;:!]|\\\s|~|\s)+|(?:(?<!\\)\\[,;:!]|(?<!\\)\\(?:\s|
 def bare(text: str) -> str:
     """A text without a final period or comma, and without the bold type, box or dollar signs around all of it."""
     text = _EDGE.sub("", text.strip())
-    text = text if text.endswith("..") else _EDGE.sub("", text.removesuffix(text[-1:] if text[-1:] in ".,;" else ""))
+    if not text.endswith(".."):
+        text = _EDGE.sub("", text[:-1] if text.endswith((".", ",", ";")) else text)
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         wrapped = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)

@@ -104,9 +104,9 @@ def _mixed(found: re.Match[str]) -> str:
 
 def _exact(found: re.Match[str]) -> str:
     """A decimal as a fraction of integers: Python reads decimals to 17 digits."""
-    part, power = found[2], found[3]
+    part, power = found[2], f"*10**{found[3]}" if found[3] else ""
     number = str(int(found[1] + part))
-    return f"({number}/{10 ** len(part)}{f'*10**{power}' if power else ''})" if part or power else number
+    return f"({number}/{10 ** len(part)}{power})" if part or power else number
 
 
 def arithmetic(source: str) -> Fraction | None:

@@ -167,7 +167,9 @@ def _number(value: Any, path: str, position: int) -> float:
 
 def parts_of(score: Score) -> Sequence[Scorer]:
     """The reward functions that a score is made of; none of a score that no recipe names."""
-    return score.parts if isinstance(score, WeightedScorer) else [score] if isinstance(score, Scorer) else []
+    if isinstance(score, WeightedScorer):
+        return score.parts
+    return [score] if isinstance(score, Scorer) else []
 
 
 def name_of(path: str) -> str:
@@ -216,7 +218,9 @@ def load_scorer(reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerK
     if twice := [path for i, path in enumerate(paths) if name_of(path) in map(name_of, paths[:i])]:
         raise RewardError(f"reward.function: two are called {name_of(twice[0])!r}, as {twice[0]!r} is: rename one")
     parts = [_load(path, reward, prompt, answer_kind) for path in paths]
-    return WeightedScorer(parts, weights or (1.0,) * len(parts)) if weights or len(parts) > 1 else parts[0]
+    if len(parts) > 1 or weights:
+        return WeightedScorer(parts, weights or (1.0,) * len(parts))
+    return parts[0]
 
 
 def _load(path: str, reward: RewardConfig, prompt: PromptConfig, answer_kind: AnswerKind) -> Scorer:

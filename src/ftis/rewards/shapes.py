@@ -58,13 +58,14 @@ def shape(text: str, spread: bool = False) -> Shape:
     several = len(split(content, _CUT)) > 1 and not _SIGN.search(content)
     if len(split(text, _CUT)) > 1 or "emptyset" in content or not (brackets == _SET or (brackets and several)):
         brackets, content = _LIST, text
-    names, parts = [], []
+    names, parts = list[str](), list[str]()
     for statement in split(content, _CUT):
         found = _NAMED.fullmatch(statement)
         value = RELATION.split(statement)[-1].strip() if found else statement
-        for plus, minus in ("+-", "-+") if _SIGN.search(value) else ("+-",):
-            names.append(found[1] if found else "")
-            parts.append(_SIGN.sub(lambda mark: plus if mark[1] == "pm" else minus, value))  # noqa: B023
+        upper = _SIGN.sub(lambda sign: {"pm": "+", "mp": "-"}[sign[1]], value)
+        lower = _SIGN.sub(lambda sign: {"pm": "-", "mp": "+"}[sign[1]], value)
+        parts += [value] if upper == lower else [upper, lower]
+        names += [found[1] if found else ""] * (len(parts) - len(names))
     if whole and brackets and (left := split(inside(whole[1])[1], _CUT))[1:] and len(left) == len(parts):
         names = left
     elif spread and len(names) > 1 and names[0] and not any(names[1:]):
@@ -130,29 +131,33 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
         if one.names == other.names != [""] or (other.names != [""] and not RELATION.search(given)):
             given, expected = one.parts[0], other.parts[0]
         return "equal", given if RELATION.search(expected) else RELATION.split(given)[-1], expected, digits
-    kinds = {one.brackets, other.brackets}
-    both, assign = one.assigns and other.assigns, one.assigns or other.assigns
-    unordered = kinds <= {_LIST, _SET} and not assign
-    if (
-        not (len(kinds) == 1 or (not part and kinds in ({_LIST, _SET}, {_LIST, _POINT})))
-        or (assign and _SET in kinds)
-        or len(one.parts) * len(other.parts) > MOST_PAIRS
-        or ((one.roots or other.roots) and (assign or _POINT in kinds))
-        or (not (one.ordered and other.ordered) and not both and len(set(one.parts)) > 1)
-        or (len(one.parts) != len(other.parts) and not (unordered and len(other.parts) > 1))
-    ):
+    unordered = {one.brackets, other.brackets} <= {_LIST, _SET} and not (one.assigns or other.assigns)
+    as_many = len(one.parts) == len(other.parts) or (unordered and len(other.parts) > 1)
+    if not as_many or not _comparable(one, other, part):
         return NEVER
     of_part = partial(question, part=True)
-    if both:
+    if one.assigns and other.assigns:
         values = dict(zip(one.names, one.parts, strict=True))
         return "all", *map(of_part, [values.get(name, "") for name in other.names], other.parts)
     if not unordered and not _SIGN.search(expected):
         return "all", *map(of_part, one.parts, other.parts)
-    table = [[of_part(left, right) for right in other.parts] for left in one.parts]
-    return "all", *(("any", *row) for row in table), *(("any", *column) for column in zip(*table, strict=True))
+    rows = [[of_part(left, right) for right in other.parts] for left in one.parts]
+    return "all", *(("any", *of_one) for of_one in [*rows, *zip(*rows, strict=True)])
 
 
-# --- sets of reals ----------------------------------------------------------------------------------------------------
+def _comparable(one: Shape, other: Shape, part: bool) -> bool:
+    """Whether the parts of one answer may be those of the other."""
+    kinds, assign = {one.brackets, other.brackets}, one.assigns or other.assigns
+    if len(kinds) > 1 and (part or kinds not in ({_LIST, _SET}, {_LIST, _POINT})):
+        return False
+    if (assign and _SET in kinds) or len(one.parts) * len(other.parts) > MOST_PAIRS:
+        return False
+    if (one.roots or other.roots) and (assign or _POINT in kinds):
+        return False
+    if len(set(one.parts)) < 2 or (one.assigns and other.assigns):
+        return True
+    return one.ordered and other.ordered
+
 
 INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:eq?(?:slant)?|t)|neq?)(?![a-z])")
 _INTERVAL = re.compile(r"[\[(][^,]*,[^,]*[\])]")

@@ -67,7 +67,8 @@ def _settled(arm: str, swarm: Recipe, of_arm: Mapping[str, Vocabulary]) -> Recip
         )
     if len({of.ends for of in known.values()}) > 1:
         by_peer = ", ".join(f"{name}: {' and '.join(sorted(of.own_ends))}" for name, of in known.items())
-        every = ", ".join(f'"{token}"' for token in sorted(frozenset().union(*(of.ends for of in known.values()))))
+        ends = {token for of in known.values() for token in of.ends}
+        every = ", ".join(f'"{token}"' for token in sorted(ends))
         raise RunError(
             f"arm {arm!r}: the peers' models end completions by different tokens ({by_peer}): set "
             f"sampling.end_tokens = [{every}], so that every peer ends at each of them"

@@ -136,7 +136,8 @@ class Pace:
 
     def _note_changes(self) -> None:
         before = self.unawaited
-        self.unawaited = {peer for peer, strikes in self.strikes.items() if strikes > (0 if peer in before else LATE)}
+        most = {peer: 0 if peer in before else LATE for peer in self.strikes}
+        self.unawaited = {peer for peer, strikes in self.strikes.items() if strikes > most[peer]}
         self.changes += [(peer, self.waits_for(peer)) for peer in sorted(before ^ self.unawaited)]
 
 

@@ -30,8 +30,8 @@ def load(config: TaskConfig) -> Task:
     validation = read(validation_file) if validation_file else []
     # A reward function that names a column would fail on the first row without it, in the middle of a run.
     columns: dict[str, Any] = dict.fromkeys(name for _, _, given in (*train, *validation) for name in given)
-    filled: list[list[Problem]] = [[(q, a, columns | dict(its)) for q, a, its in rows] for rows in (train, validation)]
-    train, validation = filled
+    train = [(question, answer, columns | dict(given)) for question, answer, given in train]
+    validation = [(question, answer, columns | dict(given)) for question, answer, given in validation]
     if validation_file:
         require_disjoint((q for q, *_ in train), (q for q, *_ in validation), f"{train_file} and {validation_file}")
         validation = subset(validation, config.validation_size, config.seed, "validation")

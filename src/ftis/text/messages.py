@@ -32,10 +32,11 @@ def write_groups(
     cut = [_cut(rollout, turns(rollout.completion_ids)) for rollout in own]
     texts = iter(as_texts([turn for rollout in cut for turn in rollout], known, end_ids, most_bytes))
     joins = iter([_within(most_bytes, [next(texts) for _ in rollout]) for rollout in cut])
-    return [
-        replace(group, rollouts=tuple(next(joins) if one.unit is None else one for one in group.rollouts))
-        for group in groups
-    ]
+    written = []
+    for group in groups:
+        rollouts = tuple(next(joins) if one.unit is None else one for one in group.rollouts)
+        written.append(replace(group, rollouts=rollouts))
+    return written
 
 
 def _cut(rollout: Rollout, turns: Sequence[Ints]) -> list[Rollout]:

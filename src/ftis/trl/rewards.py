@@ -87,5 +87,5 @@ def _numbers(rewards: Any, arguments: Mapping[str, Any]) -> list[float | None]:
 def _rows(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The arguments of a call for each completion by itself."""
     n = len(arguments["completions"])
-    columns = {name for name, value in arguments.items() if isinstance(value, list) and len(value) == n}
-    return [{name: [v[i]] if name in columns else v for name, v in arguments.items()} for i in range(n)]
+    columns = {name: value for name, value in arguments.items() if isinstance(value, list) and len(value) == n}
+    return [{**arguments, **{name: [column[i]] for name, column in columns.items()}} for i in range(n)]

@@ -198,7 +198,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         prompts = [row["prompt"] for row in rows]
         if self.stage is None:
             return prompts
-        texts = {place: self.stage.observation(one) for place, one in {(p.item, p.round): p for p in problems}.items()}
+        places = {(problem.item, problem.round): problem for problem in problems}
+        texts = {place: self.stage.observation(problem) for place, problem in places.items()}
         return [
             [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + texts[problem.item, problem.round]}]
             for problem, prompt in zip(problems, prompts, strict=True)
@@ -315,8 +316,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not (self._has_others and self.model.training):
             return super()._generate_and_score_completions(inputs)
         member, ranks, clock = self.member, self.ranks, self._clock
-        own, sampled, out = self._sample()
-        known = {id(rollout): (old, ratio) for rollout, old, ratio in sampled}
+        own, known, out = self._sample()
         clock.lap("sample")
         admitted = ranks.from_main(lambda: self._trade(own, clock), waits=True)
         batch = collate([*own, *self._score(admitted)], member.prompt_ids, member.name)
@@ -328,8 +328,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         joined, self._beta_factor = self.foreign.joined(self._judged, self._chosen, out, known)
         return joined
 
-    def _sample(self) -> tuple[list[ScoredGroup], list[tuple[Rollout, Floats, Floats]], dict[str, Tensor]]:
-        """This peer's groups; each of its rollouts with log π_old and TRL's π_old/π_gen; TRL's batch of them.
+    def _sample(self) -> tuple[list[ScoredGroup], dict[int, tuple[Floats, Floats]], dict[str, Tensor]]:
+        """This peer's groups; log π_old and TRL's π_old/π_gen of its rollouts by ``id``; TRL's batch of them.
 
         The last is of this process, and the others are of all.
         """
@@ -357,32 +357,29 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         ratio_NT = out.get("importance_sampling_ratio", torch.ones(len(ids), 1)).cpu().numpy()
         masks = mask_NT.bool().cpu().numpy() if ratio_NT.shape[1] > 1 else np.ones((len(ids), 1), bool)
         ratios = [ratio_T[mask_T] for ratio_T, mask_T in zip(ratio_NT, masks, strict=True)]
-        seen: list[Any] = [(rollout.observed, rollout.overdue, text) for rollout, text in self._episodes]
-        if self.stage is None:
-            seen = [((), None, self.policy.detokenize(i.tolist())) for i in ids]
-        mine = [(i.astype(np.int32), *values) for i, *values in zip(ids, gen_logp, old_logp, ratios, seen, strict=True)]
-        every = self.ranks.together(mine)
-        sampled = [
-            (Rollout(i, gen, observed=observed, overdue=overdue), old, ratio)
-            for i, gen, old, ratio, (observed, overdue, _) in every
-        ]
+        mine = [Rollout(i.astype(np.int32), gen) for i, gen in zip(ids, gen_logp, strict=True)]
+        texts = [self.policy.detokenize(i.tolist()) for i in ids]
+        if self.stage is not None:
+            played, texts = [list(column) for column in zip(*self._episodes, strict=True)]
+            pairs = zip(mine, played, strict=True)
+            mine = [replace(one, observed=of.observed, overdue=of.overdue) for one, of in pairs]
+        every = self.ranks.together(list(zip(mine, texts, old_logp, ratios, strict=True)))
         if not self.agreed:
-            turn_N = [answers[0].at if answers else len(i) for i, (answers, *_) in zip(ids, seen, strict=True)]
+            turn_N = [one.observed[0].at if one.observed else len(one) for one in mine]
             drawn_logp = [logp[:n] for logp, n in zip(gen_logp, turn_N, strict=True)]
             if listens:
                 first_NT = self._draws[0]
                 within = torch.arange(first_NT.shape[1]) < torch.tensor(turn_N)[:, None]
                 drawn_logp = tokens_of(first_NT, within)
-            self._require_agreement(items, each, [rollout for rollout, *_ in sampled], drawn_logp)
-        if not all(np.isfinite(rollout.gen_logp).all() for rollout, *_ in sampled):
+            self._require_agreement(items, each, [rollout for rollout, *_ in every], drawn_logp)
+        if not all(np.isfinite(rollout.gen_logp).all() for rollout, *_ in every):
             raise FtisError("the sampler gave no log-probability for a token (NaN): other peers cannot weigh it")
         groups = []
-        for item, at in zip(items, range(0, len(sampled), each), strict=True):
-            rollouts = tuple(rollout for rollout, *_ in sampled[at : at + each])
-            texts = tuple(text for *_, (*_, text) in every[at : at + each])
-            scores = tuple(rewards[at : at + each])
-            groups.append(ScoredGroup(Group(member.name, self._round, item, rollouts), texts, scores))
-        return groups, sampled, out
+        for item, at in zip(items, range(0, len(every), each), strict=True):
+            rollouts, completions, *_ = zip(*every[at : at + each], strict=True)
+            group = Group(member.name, self._round, item, rollouts)
+            groups.append(ScoredGroup(group, completions, tuple(rewards[at : at + each])))
+        return groups, {id(rollout): (old, ratio) for rollout, _, old, ratio in every}, out
 
     def _require_agreement(
         self, items: Sequence[int], each: int, rollouts: Sequence[Rollout], drawn_logp: Sequence[Floats]

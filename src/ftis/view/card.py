@@ -104,8 +104,8 @@ def card(trained: Trained, merged: bool) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [*(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines), ""]
+    lines = [[cell.replace("|", r"\|") for cell in line] for line in (head, ["---"] * len(head), *rows)]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
 def _reached(trained: Trained) -> list[str]:

@@ -163,10 +163,13 @@ def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
         state = "missing"
     elif not kept:
         state = "dropped"
+    elif late:
+        state = "late"
     else:
-        state = "late" if late else "partly" if dropped or zero else "kept"
+        state = "partly" if dropped or zero else "kept"
     counts = {"learned from": kept, "without signal": zero, "dropped": dropped, "rejected": rejected}
-    of_peers = f"{came} of {len(others)} came; " if len(others) > 1 else "" if came else "nothing came; "
+    of_one = "" if came else "nothing came; "
+    of_peers = f"{came} of {len(others)} came; " if len(others) > 1 else of_one
     words = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing of it"
     return Mark(state, STATES[state][0], f"round {row.step}: {of_peers}{words}")
 

@@ -69,8 +69,10 @@ def learning(
     subtitle = f"{split}, {measure}"
     if not drawn:
         return Chart(short(peer), alt, subtitle=subtitle, empty="nothing was measured")
-    measured = [p for points in drawn.values() for p in points]
-    ends = [x for p in measured for x in (over.mean(p), *(over.of_seed(p, seed) for seed in p["per_seed"]))]
+    ends: list[float] = []
+    for points in drawn.values():
+        for point in points:
+            ends += [over.mean(point), *(over.of_seed(point, seed) for seed in point["per_seed"])]
     plot = Plot((0.0 if over.key else min(ends), max(ends)), limits, over.label)
     for arm, points in drawn.items():
         _draw_arm(plot, arm, points, styles[arm], over)

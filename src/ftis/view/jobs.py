@@ -106,14 +106,9 @@ def _at_work(peer: PeerRun, rounds: int, now: float) -> bool:
 
 def _left(swarms: Sequence[tuple[int, Arm, Sequence[PeerRun]]], at_work: int) -> float | None:
     """Seconds until the last swarm is done, if as many are always at work as now. The slowest peer sets its pace."""
-    return seconds_left(
-        [
-            Left(
-                arm.name,
-                max(arm.recipe.training.rounds - peer.step for peer in peers),
-                max(peer.last.get("step_time", 0.0) for peer in peers) if all(peer.step for peer in peers) else None,
-            )
-            for _, arm, peers in swarms
-        ],
-        at_work,
-    )
+    left = []
+    for _, arm, peers in swarms:
+        rounds = max(arm.recipe.training.rounds - peer.step for peer in peers)
+        pace = max(peer.last.get("step_time", 0.0) for peer in peers)
+        left.append(Left(arm.name, rounds, pace if all(peer.step for peer in peers) else None))
+    return seconds_left(left, at_work)

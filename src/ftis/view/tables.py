@@ -66,9 +66,12 @@ def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
 
 def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
     """Mean accuracies over peers at the start and at the end, in distribution and out of distribution."""
-    means = [f"{fmean(peer[end] for peer in peers):.3f}" for end in ("start", "final")]
-    ood = [[fmean(o[end] for o in peer["ood"].values()) for peer in peers if peer["ood"]] for end in ("start", "final")]
-    return means + [f"{fmean(of_peers):.3f}" if of_peers else "–" for of_peers in ood]
+    means, ood = [], []
+    for end in ("start", "final"):
+        of_peers = [fmean(task[end] for task in peer["ood"].values()) for peer in peers if peer["ood"]]
+        means.append(number(fmean(peer[end] for peer in peers)))
+        ood.append(number(fmean(of_peers) if of_peers else None))
+    return means + ood
 
 
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:
