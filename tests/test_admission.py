@@ -37,8 +37,6 @@ from ftis.config import PromptConfig, RewardConfig
 from ftis.rewards.scoring import CompletionError, RewardError, load_scorer
 from ftis.rollouts import Group, Prompt, Rollout
 
-# --- what is good -----------------------------------------------------------------------------------------------------
-
 
 def test_a_good_message_is_admitted_whole_and_scored_here() -> None:
     admission = admitter().admit("ada", message(group(0), group(1)), round=0)
@@ -76,8 +74,6 @@ def test_own_groups_are_scored_by_the_same_scorer_and_claims_earn_nothing() -> N
         claimed = group(1, rollout([98, END], [logp] * 2), rollout([1, END], [logp] * 2))
         assert admitter().admit("ada", message(claimed, **facts), round=0).admitted[0].rewards == (0.0, 1.0)
 
-
-# --- what is not ------------------------------------------------------------------------------------------------------
 
 GOOD = group(0)
 SIGNALLING_NAN = np.array([0x7FA00001, 0xBF800000], np.uint32).view(np.float32)
@@ -185,9 +181,6 @@ def test_a_number_of_thousands_of_digits_is_no_error() -> None:
         assert [scored.rewards for scored in admission.admitted] == [(0.0,) * TERMS.group_size]
 
 
-# --- between messages -------------------------------------------------------------------------------------------------
-
-
 def test_a_group_sent_again_is_a_duplicate_and_a_rejected_one_may_come_mended() -> None:
     scored: list[int] = []
     judge = Admitter(TERMS, counting(scored), detokenize)
@@ -235,9 +228,6 @@ def test_a_message_is_held_to_the_round_that_it_was_offered_for_and_to_the_share
     assert only(admission).reason == "not_their_prompt"
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
 def test_groups_not_reached_in_time_are_rejected_and_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, scored = [100.0], list[int]()
     monkeypatch.setattr(admission_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -258,8 +248,6 @@ def test_groups_not_reached_in_time_are_rejected_and_may_come_again(monkeypatch:
     assert [r.reason for r in second.rejections] == ["duplicate"] * 3
     assert scored == [0, 1, 2, 3, 4]
 
-
-# --- many -------------------------------------------------------------------------------------------------------------
 
 MANY = 10_000
 one_token = rollout([END])
@@ -286,8 +274,6 @@ def test_ten_thousand_groups_cost_nothing_unless_they_are_owed(monkeypatch: pyte
     monkeypatch.setattr(admission_module, "decode", lambda *_: pytest.fail("decoded"))
     assert only(admitter().admit("ada", tiny_groups, round=0)).reason == "over_budget"
 
-
-# --- anything at all --------------------------------------------------------------------------------------------------
 
 token = st.tuples(
     st.one_of(st.integers(0, 2**31 - 1), st.sampled_from([0, 1, END, 99, VOCAB])),
@@ -317,9 +303,6 @@ def test_nothing_raises_and_what_is_admitted_keeps_the_terms(
                     assert 1 <= len(r) <= LONGEST
                     assert (r.completion_ids < VOCAB).all()
                     assert ((r.gen_logp <= 0) & (r.gen_logp >= -100)).all()
-
-
-# --- what is wanted ---------------------------------------------------------------------------------------------------
 
 
 def test_only_wanted_groups_are_scored_and_all_are_held_to_the_senders_share() -> None:

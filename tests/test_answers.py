@@ -71,9 +71,6 @@ def test_answers_over_several_lines_and_very_long_ones() -> None:
         answers_equal("1", "1", "maths")  # type: ignore[arg-type]
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(-(10**30), 10**30), st.integers(0, 6))
 def test_any_way_to_write_a_number_is_that_number(value: int, zeros: int) -> None:
     ways = [f"{value:,}", f"{value}.{'0' * zeros}", f"${value}", f"{value * 7}/7", f" {value}. ", f"{value}%"]
@@ -139,8 +136,6 @@ def test_each_language_that_asks_has_powers_of_ten() -> None:
         assert read_number(found) != 18, (asked, power)
 
 
-# --- units ------------------------------------------------------------------------------------------------------------
-
 SPELLED = st.sampled_from([one for one in words.UNITS if one.isalpha()] + [f"{one}s" for one in words.UNITS if one[3:]])
 
 
@@ -181,9 +176,6 @@ def test_two_units_are_equal_if_they_have_one_name(first: str, second: str) -> N
     for between in ("\\text{ ", "\\textbf{ "):
         assert words.units_differ(f"9{between}{first}}}", f"9\\text{{ {second}}}") == (one != other) or loose
     assert not words.units_differ("9", f"9\\text{{ {second}}}")
-
-
-# --- formulas ---------------------------------------------------------------------------------------------------------
 
 
 PIECES = [*"0159x=^_{}(),<>$ °", "\\text{", "\\frac", " or ", "\\pm", "\\infty", "\\approx ", " cm", "\\cup"]

@@ -61,9 +61,6 @@ def policy(tiny_policy: TinyPolicy) -> Policy:
     return made
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
-
-
 @EACH_TRAIN
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
@@ -92,9 +89,6 @@ def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
         assert_equal(weights(resumed), weights(uninterrupted))
 
 
-# --- which are kept ---------------------------------------------------------------------------------------------------
-
-
 def test_the_newest_are_kept_in_the_order_of_their_steps_and_other_names_are_left_alone(
     policy: Policy, tmp_path: Path
 ) -> None:
@@ -120,9 +114,6 @@ def test_a_step_saved_again_is_replaced(policy: Policy, tmp_path: Path) -> None:
     resumed, cursor, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
     assert cursor.seconds == 2.0
     assert_equal(weights(resumed), weights(policy))
-
-
-# --- saves that fail --------------------------------------------------------------------------------------------------
 
 
 def disk_full(*_: Any, **__: Any) -> Any:
@@ -241,9 +232,6 @@ def test_a_save_killed_at_any_point_leaves_whole_checkpoints_only(tiny_policy: T
             checkpoint._check_digests(tmp_path / str(at) / f"checkpoint-{step}")
     assert checkpoint.load(tmp_path / "0", 1, policy.config, policy.config.model)[1] == Cursor(1)
     assert found == {(1,), (1, 2), (2,)}
-
-
-# --- damaged checkpoints ----------------------------------------------------------------------------------------------
 
 
 def flipped(data: bytes) -> bytes:

@@ -107,9 +107,6 @@ def test_another_version_is_refused_with_both_numbers() -> None:
             decode(data, LIMITS)
 
 
-# --- damaged and hostile ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_every_truncation_flip_and_trailing_garbage_is_refused(base: str) -> None:
     assert issubclass(CodecError, FtisError)

@@ -132,9 +132,6 @@ def test_the_defaults_are_the_papers_where_it_gives_one() -> None:
     assert recipe.experiment.baselines == ("alone",)
 
 
-# --- unknown, missing, wrong --------------------------------------------------------------------------
-
-
 def test_a_mistyped_key_of_any_section_leads_to_the_key() -> None:
     for section, key in keys():
         if len(key) < 4:
@@ -223,9 +220,6 @@ def test_swarms_and_prompts_that_fit() -> None:
     assert sorted(peer.name for peer in swarm.peers) == ["small", "third"]
 
 
-# --- files --------------------------------------------------------------------------------------------
-
-
 def test_files_that_are_no_recipe_are_named(path: Path) -> None:
     assert str(path.with_name("nope.toml")) in refusal(path.with_name("nope.toml"))
     assert str(path) in refusal(path.with_name("recipy.toml"))
@@ -254,9 +248,6 @@ def test_modules_beside_a_recipe_can_be_imported_unless_python_takes_another(
     with pytest.raises(RecipeError, match=r"'of_one_name' .*first"):
         load(tmp_path / "second" / "recipe.toml")
     sys.modules.pop("of_one_name")
-
-
-# --- --set --------------------------------------------------------------------------------------------
 
 
 def test_any_key_can_be_set(path: Path) -> None:
@@ -367,9 +358,6 @@ def test_whatever_is_set_gives_a_recipe_or_one_line(key: str, value: str) -> Non
     assert refused or parse(json.loads(recipe.model_dump_json())) == recipe  # type: ignore[union-attr]
 
 
-# --- arms ---------------------------------------------------------------------------------------------
-
-
 def test_an_arm_is_the_recipe_with_its_keys_replaced(path: Path) -> None:
     path.write_text(TEXT + '[[arms]]\nname = "x"\nset = {"peers.*.lora_r" = 8, "peers.qwen2.5.train" = "lora"}\n')
     recipe = load(path, ["training.rounds=3", "objective.kl_threshold=10.0"])
@@ -413,8 +401,6 @@ def test_an_arms_mistakes_surface_when_the_recipe_is_loaded(path: Path) -> None:
     assert load(path, ["sampling.num_generations=8"])
     assert "arm 'h': sampling.num_generations = 7" in refusal(path, "sampling.num_generations=7")
 
-
-# --- agreement ----------------------------------------------------------------------------------------
 
 TOGETHER = """name=other|seed=1|task.name=gsm8k|prompt.system_prompt=Think.|prompt.template=Q: {question}
 prompt.chat_template=never|prompt.think_tag=reason|prompt.answer_tag=result|reward.function=mine.reward

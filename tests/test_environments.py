@@ -101,9 +101,6 @@ def played(play: Player, text: str, asked: Prompt = ASKED) -> Played:
     return play.again(asked, drawn_by(play, text))
 
 
-# --- a completion with answers ----------------------------------------------------------------------------------------
-
-
 def test_a_completion_is_read_with_the_answers_in_their_places() -> None:
     answers = (Observed(1, np.array([7, 8], np.int32)), Observed(3, np.array([], np.int32)))
     of_turns = dataclasses.replace(rollout([1, 2, 3, 4]), observed=(*answers, Observed(3, np.array([9], np.int32))))
@@ -141,8 +138,6 @@ def test_a_model_reads_answers_and_learns_nothing_from_them(tiny_policy: TinyPol
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-5)
     assert gradients[0].abs().sum() > 0
 
-
-# --- an episode -------------------------------------------------------------------------------------------------------
 
 PLAYED = {  # drawn text ($: an end token), stop strings; the completion's text, the answers' places, tokens left
     "over at once": ("7$", (), "7", [], 0),
@@ -439,9 +434,6 @@ def test_what_is_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (echo.helper, echo.play(ASKED, ["5", "7"]).answers) == (None, [[{"role": "user", "content": "5!"}], []])
 
 
-# --- others' completions ----------------------------------------------------------------------------------------------
-
-
 def admitted(play: Player, *texts: str) -> Admission:
     """The outcome of a message with one group of two completions."""
     prompts = [Prompt(item, "3+4", "7") for item in range(12)]
@@ -507,9 +499,6 @@ def test_a_reward_that_is_no_finite_number_is_named(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Priceless, "reward", reward)
         with pytest.raises(EpisodeError, match=f"returned {reward!r}"):
             played(HERE("toys_of_turns.Priceless"), "7$")
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def write_game(place: Path, models: dict[str, Path], environment: str | None, names: str = "ab", **more: Any) -> Path:

@@ -167,8 +167,6 @@ def test_a_sheet_of_charts_is_one_svg_with_their_words(text: str) -> None:
     assert moves == [f"translate({x} {y})" for x, y in ((0, 38), (shown.width, 38), (0, 38 + 38 + shown.height))]
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
-
 MARKUP = [
     "a|b",
     "*b* _s_ `c`",

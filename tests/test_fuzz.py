@@ -62,9 +62,6 @@ def test_good_ones_hold() -> None:
     assert oracle.outcomes["groups admitted"] == 5
 
 
-# ---------------------------------------------------------------------------------------------- a sharp oracle
-
-
 def wordy_decode(data: bytes, limits: Limits) -> Message:
     try:
         return codec.decode(data, limits)

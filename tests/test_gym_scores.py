@@ -76,9 +76,6 @@ def test_what_a_scorer_takes_for_an_answer_is_none() -> None:
         assert answer_score(given, answer, "reasoning_gym", own(dataset, answer, **metadata)) < 0.5
 
 
-# --- which scorers are trusted ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def unguarded() -> Iterator[None]:
     yield
@@ -153,9 +150,6 @@ def test_any_solution_is_right_if_a_data_set_gives_no_answers(dataset: str, know
         assert scorer(problem, texts, [[0]] * 6) == (float(bool(known)), *([0.0] * 5))
 
 
-# --- hostile answers --------------------------------------------------------------------------------------------------
-
-
 def test_an_answer_of_thousands_of_characters_has_other_spellings() -> None:
     problems = reasoning_gym.create_dataset("palindrome_partitioning", size=30, seed=0)
     entry = max(problems, key=lambda entry: len(entry["answer"]))
@@ -209,9 +203,6 @@ def test_a_formula_is_all_that_sympy_reads() -> None:
     for code in f"{calls} ¦ {values}".split(" ¦ "):
         with pytest.raises((ValueError, SyntaxError)):
             gym_judge.require_formula(code, {"x": 1})
-
-
-# --- the reward -------------------------------------------------------------------------------------------------------
 
 
 def test_the_reward_is_binary_unless_the_score_is_asked_for() -> None:

@@ -44,9 +44,6 @@ def floats(*values: float) -> Floats:
     return np.array(values, dtype=np.float32)
 
 
-# --- what a sender wrote before ---------------------------------------------------------------------------------------
-
-
 def written(contexts: Contexts, completions: list[Ints]) -> Floats64:
     """The probabilities of the tokens, which are counted."""
     return np.concatenate([contexts.probabilities(tables) for tables in contexts.parts(completions)])
@@ -125,9 +122,6 @@ def test_the_past_by_hand() -> None:
     again = Past()
     again.restore(json.loads(json.dumps(past.state())))
     assert again.probabilities([row, row]).tolist() == past.probabilities([row, row]).tolist()
-
-
-# --- evidence ---------------------------------------------------------------------------------------------------------
 
 
 def of_one_group(counts_NU: Floats64, old_NU: Floats64 | None = None, ways: int = 2) -> Ratios:
@@ -300,9 +294,6 @@ def test_shorter_completions_add_nothing_behind_their_end() -> None:
     assert gains[0].tolist() == pytest.approx([of_first[0, 0], 0, 0])
 
 
-# --- tokens that are written more often than reported ----------------------------------------------------------------
-
-
 def of_both(frequent: Frequent, rows: Sequence[Rollout]) -> Floats64:
     return frequent.add(rows, np.zeros(len(rows), np.int64))
 
@@ -469,9 +460,6 @@ def test_what_depends_on_a_rounds_rewards_tells_nothing_about_that_round(mode: s
     assert evidence(True, 3) != evidence(False, 3)
 
 
-# --- what gave the evidence -------------------------------------------------------------------------------------------
-
-
 def test_the_densest_run_of_gains() -> None:
     cases = [([1], (0, 0)), ([-1, 2, 3, -4, 1], (1, 2)), ([-3, -1, -2], (1, 1)), ([2, -1, 2, -9, 3], (0, 2))]
     for gains, place in cases:
@@ -484,9 +472,6 @@ def test_passages_are_those_that_gave_most() -> None:
     gains = np.array([[-0.1, 4, 4, -0.1], [2, 2, 0, 0], [5, 0, 0, 0]])
     assert telling_passages(rows, gains) == [[7, 8], [5, 6]]
     assert telling_passages(rows, gains / 10) == []
-
-
-# --- in a run ---------------------------------------------------------------------------------------------------------
 
 
 def a_recipe(action: Literal["quarantine", "warn", "off"] = "quarantine", **training: Any) -> Recipe:
@@ -610,9 +595,6 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     assert kept(resumed, judged) == kept(test, judged)
     assert resumed.state() == test.state()
     assert resumed.about("cay", str) == test.about("cay", str)
-
-
-# --- text of a sender with another tokenizer --------------------------------------------------------------------------
 
 
 def spoken(rng: np.random.Generator, groups: int, seed_text: bytes = b"") -> list[Group]:

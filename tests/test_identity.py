@@ -66,9 +66,6 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-# --- keys -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_key_is_written_for_its_owner_only_and_reads_back(tmp_path: Path) -> None:
     before, directory = os.umask(0), tmp_path / "deep" / "keys"
     try:
@@ -131,9 +128,6 @@ def test_a_file_that_is_no_signing_key_says_so(tmp_path: Path) -> None:
             load_key(place)
 
 
-# --- signatures -------------------------------------------------------------------------------------------------------
-
-
 def test_a_published_vector_of_ed25519_and_nothing_near_it() -> None:
     """RFC 8032, section 7.1, test 3: our hex is the hex that everybody else writes."""
     key = ed25519.Ed25519PrivateKey.from_private_bytes(
@@ -156,9 +150,6 @@ def test_a_published_vector_of_ed25519_and_nothing_near_it() -> None:
         assert verify(another, b"\xaf\x82", signature) is False
     for other in (b"", b"x", signature[:-1], signature + b"\0"):
         assert verify(public, b"\xaf\x82", other) is False
-
-
-# --- rosters ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_roster_is_not_replaced_by_one_that_lacks_its_keys(
@@ -268,9 +259,6 @@ def test_any_bytes_are_a_roster_or_an_identity_error(tmp_path: Path, data: bytes
     except IdentityError:
         return
     assert tomllib.loads(roster_text(roster)) == {"peers": roster}
-
-
-# --- certificates -----------------------------------------------------------------------------------------------------
 
 
 def certificate(path: Path) -> x509.Certificate:

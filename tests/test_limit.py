@@ -14,8 +14,6 @@ from ftis.rollouts import Group, ScoredGroup
 from ftis.schedule import assigned
 from recipes import swarm
 
-# --- taking turns -----------------------------------------------------------------------------------------------------
-
 
 @given(st.integers(1, 100), st.integers(1, 30), st.integers(0, 2**32))
 @settings(deadline=None)
@@ -31,9 +29,6 @@ def test_turns_are_even_within_a_round_and_over_any_number_of_rounds(names: int,
         for name, picks in turns.items():
             so_far[name] += picks
         assert max(so_far.values()) - min(so_far.values()) <= 1
-
-
-# --- max_foreign_rollouts ---------------------------------------------------------------------------------------------
 
 
 def picked(recipe: Recipe, own: str, round: int) -> dict[str, list[int]]:

@@ -60,9 +60,6 @@ def replaced(old: bytes, new: bytes) -> bytes:
     return GOLDEN.replace(old, new)
 
 
-# --- the format ------------------------------------------------------------------------------------------------------
-
-
 def test_golden_bytes_and_signature() -> None:
     """Ed25519 has one signature for a key and a text; another context or text would have another."""
     assert issubclass(ManifestError, FtisError)
@@ -110,8 +107,6 @@ def test_the_chunks_cover_the_contents_exactly_whoever_offers_them() -> None:
     assert describe(RUN, "ada", 7, 1, b"abd", (12, 57)).contents != OFFER.contents
     assert describe(RUN, "ada", 7, 1, b"abc", (57, 12)) == OFFER
 
-
-# --- what it is not --------------------------------------------------------------------------------------------------
 
 FAULTS = [
     (b"", "is not JSON"),
@@ -182,9 +177,6 @@ def test_a_signature_is_of_one_key_one_text_and_for_manifests_only() -> None:
     assert signer(GOLDEN[1:], SEAL) is signer(b"", SEAL) is None
 
 
-# --- anything at all --------------------------------------------------------------------------------------------------
-
-
 def refused_or_canonical(data: bytes) -> bool:
     try:
         manifest = parse(data)
@@ -212,9 +204,6 @@ def test_any_bytes_and_any_json_are_refused(data: bytes) -> None:
 @settings(max_examples=400, deadline=None)
 def test_any_value_in_any_field_is_refused_or_canonical(field: str, value: object) -> None:
     refused_or_canonical(changed(**{field: value}))
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_refused_takes_little_memory() -> None:

@@ -93,9 +93,6 @@ def pieces(known: TokenBytes, rollout: Rollout) -> list[bytes]:
     return [known.join(rollout.completion_ids[i : i + 1]).tobytes() for i in range(len(rollout))]
 
 
-# ----------------------------------------------------------------------------- admitted
-
-
 def test_a_text_is_admitted_in_the_learners_tokens_with_what_came() -> None:
     sender, learner = byte_level(["answer", " 0"]), Learner(byte_level(["ans", "wer", "wer 0"]))
     (scored,) = learner.admit(offered(sender, "answer 0", "no")).admitted
@@ -219,9 +216,6 @@ def test_a_copy_of_another_peers_text_is_written_as_it_came() -> None:
     as_came, written = write_groups([copy, own], TokenBytes.of(tokenizer), [end_of(tokenizer)])
     assert as_came.rollouts == copy.rollouts
     assert all(rollout.unit is not None for rollout in written.rollouts)
-
-
-# ----------------------------------------------------------------------------- selected
 
 
 def judged(groups: Sequence[ScoredGroup]) -> Judged:

@@ -350,9 +350,6 @@ def test_thirty_two_peers_hear_each_other(tmp_path: Path, monkeypatch: pytest.Mo
             assert collected.messages == {n: peers.message(n, 0) for n in names if n != exchange.peer}
 
 
-# --- certificates -------------------------------------------------------------------------------------
-
-
 def tls(place: Path, name: str, port: int, listens: bool) -> dict[str, Any]:
     own, other = ("listen", "connect") if listens else ("connect", "listen")
     return {own: [f"tls/127.0.0.1:{port}"], other: [], **tls_files(place, name)}
@@ -418,9 +415,6 @@ def test_a_peer_says_how_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         (line,) = ways_in(NetworkConfig.model_validate(settings))
         assert said in line
-
-
-# --- what peers say of themselves -----------------------------------------------------------------------
 
 
 def test_an_endpoint_without_its_protocol_or_port_is_refused_with_a_better_one() -> None:

@@ -179,9 +179,6 @@ def test_a_peer_below_the_quorum_stops_with_an_error_where_the_recipe_says_so(tm
         assert 'network.below_quorum = "stop"' in (tmp_path / "a.log").read_text()
 
 
-# --- hosts of their own -------------------------------------------------------------------------------
-
-
 def run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 

@@ -51,9 +51,6 @@ Rows = list[list[float]]
 LOG_PROBS = ("logp", "old", "gen")
 
 
-# --- the reference ----------------------------------------------------------------------------------------------------
-
-
 def clamped_exp(log_ratio: float) -> float:
     return math.exp(max(-20.0, min(20.0, log_ratio)))
 
@@ -102,9 +99,6 @@ def reference_loss(
             if moves and abs(log_ratio) < 20.0:
                 gradient[i][t] = -weight * r * a * share
     return loss, gradient, seen
-
-
-# --- samples ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -171,9 +165,6 @@ HAND = Sample(
     mask=torch.tensor([[True, True, True], [True, True, False]]),
 )
 seeds = st.integers(0, 10**6)
-
-
-# --- the loss is the formula ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SIX)
@@ -262,9 +253,6 @@ def test_sequence_kl_by_hand() -> None:
         assert pull < 0 if nats < 20 else pull == 0
 
 
-# --- identities -------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=30)
 @given(seed=seeds)
 def test_on_own_rollouts_all_are_nois(seed: int) -> None:
@@ -299,9 +287,6 @@ def test_special_cases_are_the_simpler_objective(seed: int) -> None:
     wide: dict[str, Any] = {"epsilon": 1.0 - 1e-15, "epsilon_high": 1e9, "importance_sampling_clip_max": math.inf}
     tis, vis = (replace(OBJECTIVES[name], **wide) for name in ("TIS", "VIS"))
     assert_same(value_and_gradient(vis, sample), value_and_gradient(tis, sample))
-
-
-# --- invariances ------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=30)
@@ -340,9 +325,6 @@ def test_what_a_token_counts() -> None:
         assert_same((once[0] * times, once[1].sum() * times), (eight[0], eight[1].sum()))
         if name in ("CISPO", "DAPO"):
             assert_same(value_and_gradient(objective, long)[:1], value_and_gradient(objective, short)[:1])
-
-
-# --- where the gradient flows -----------------------------------------------------------------------------------------
 
 
 def test_no_gradient_flows_through_weights() -> None:
@@ -390,8 +372,6 @@ def test_what_is_dropped_or_has_no_advantage_is_exactly_nothing_and_a_share_is_t
     loss, _ = policy_loss(OBJECTIVES["TIS"], *HAND.tensors(), share_N=torch.tensor([0.25, 1.0]))
     assert loss.item() == pytest.approx((0.25 * parts[0] + parts[1]) / 2, rel=1e-12)
 
-
-# --- units ------------------------------------------------------------------------------------------------------------
 
 UNITS = torch.tensor([[0, 0, 1], [0, 1, 0]])  # a unit of two tokens and one of one; the last place is off the mask
 
@@ -460,8 +440,6 @@ def test_a_success_is_lifted_by_its_least_likely_unit() -> None:
         assert (-4 * gradient[0]).tolist() == pytest.approx(weights)
 
 
-# --- an objective of one's own ----------------------------------------------------------------------------------------
-
 OWN = Objective(weight=truncated, importance_sampling_clip_max=5.0, kl_threshold=1.0, epsilon=0.1)
 """For a recipe: ``objective.name = "test_objectives.OWN"``."""
 NOT_ONE = "text"
@@ -509,9 +487,6 @@ def test_a_part_of_another_shape_or_a_wrong_shape_is_named() -> None:
             policy_loss(OBJECTIVES["F-TIS"], *replace(HAND, mask=mask).tensors())
 
 
-# --- advantages -------------------------------------------------------------------------------------------------------
-
-
 def grouped(reward: Sequence[float], group: Sequence[int], *settings: Any) -> list[float]:
     found: list[float] = group_advantages(torch.tensor(reward).double(), torch.tensor(group), *settings).tolist()
     return found
@@ -551,9 +526,6 @@ def test_group_advantages_are_standardised_and_equal_rewards_give_exactly_none(
         assert sorted(found[:-3]) == pytest.approx(
             [found[i] for i in sorted(range(len(reward)), key=reward.__getitem__)]
         )
-
-
-# --- diagnostics ------------------------------------------------------------------------------------------------------
 
 
 def test_diagnostics_by_hand() -> None:

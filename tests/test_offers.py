@@ -16,8 +16,6 @@ from ftis.swarm.facts import MAX_FACTS_BYTES, mismatch, other_code, read_facts, 
 from ftis.swarm.manifest import BAD_ANSWERS, CHUNK_BYTES, Assembly
 from ftis.swarm.rounds import KEEP_ROUNDS, MAX_REJECTIONS
 
-# --- offers ---------------------------------------------------------------------------------------------------------
-
 BIG = {"size": MAX_BYTES + 1, "chunks": ("0" * 64,) * 3}
 GIGABYTES = {"size": 3 * 2**30, "chunks": ("0" * 64,) * (3 * 2**30 // CHUNK_BYTES)}
 
@@ -212,8 +210,6 @@ def test_contents_that_are_not_what_was_signed_are_counted_once_a_round() -> Non
     assert "deadline" not in table.kinds()
 
 
-# --- chunks ---------------------------------------------------------------------------------------------------------
-
 DATA = b"".join(number.to_bytes(4) for number in range(150_000))
 OFFER = manifests.describe(RUN, "b", 0, 1, DATA, ())
 PARTS = [DATA[at : at + CHUNK_BYTES] for at in range(0, len(DATA), CHUNK_BYTES)]
@@ -250,9 +246,6 @@ def test_an_offer_is_spoiled_by_junk_alone_to_one_chunk_again_and_again() -> Non
     for index, part in enumerate(PARTS):
         assert answered(assembly, index, part)
     assert assembly.contents() == DATA
-
-
-# --- facts ----------------------------------------------------------------------------------------------------------
 
 
 def test_facts_are_a_json_object_of_a_size_and_depth_to_be_read() -> None:

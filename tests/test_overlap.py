@@ -55,9 +55,6 @@ def finish(peer: Peer, round: int) -> dict[str, Any]:
     return peer.finish(round, Collected({})).metrics
 
 
-# --- own rollouts of earlier weights ----------------------------------------------------------------------------------
-
-
 def train_a(recipe: Recipe, place: Path, say: Say = unheard, share_of: Callable[[int], int] | None = None) -> None:
     """Train the peer ``a`` from its newest checkpoint on, while nothing comes from ``b``."""
     step = max(saved_steps(place), default=0)
@@ -129,9 +126,6 @@ def test_seconds_of_sampling_ahead_count_for_its_own_round_and_not_as_waiting(
     peer.begin(1)
     rows.append(finish(peer, 1))
     assert [(row["time/sample"], row["time/wait"], row["step_time"]) for row in rows] == [(10, 3, 13), (100, 0, 100)]
-
-
-# --- killed and resumed -----------------------------------------------------------------------------------------------
 
 
 class Killed(BaseException):

@@ -87,9 +87,6 @@ def add_evidence(directory: Path, found: Sequence[tuple[int, str, str]]) -> None
                 change(path, step, **{f"peer/{source}/honesty/{key}": value for key, value in about.items()})
 
 
-# --- golden pages -----------------------------------------------------------------------------------------------------
-
-
 def eventful(place: Path) -> Path:
     """A run with hostile texts in which something is late, rejected, and found to lie."""
     scene = Scene(place, final_of, ood=False, text=SAFE)
@@ -119,9 +116,6 @@ def test_the_pages_are_as_they_were(tmp_path: Path) -> None:
     for name, text in golden(tmp_path):
         before = (GOLDEN / name).read_text(encoding="utf-8").splitlines()
         assert text.splitlines() == before, f"{name}: python tests/test_page.py writes it again"
-
-
-# --- the report -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -197,9 +191,6 @@ def test_a_report_imports_nothing_that_a_run_names_and_no_torch(tmp_path: Path) 
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
     assert not (tmp_path / "was-run").exists()
-
-
-# --- what peers took from each other ----------------------------------------------------------------------------------
 
 
 def test_the_report_and_the_watched_page_show_the_same(tmp_path: Path) -> None:
@@ -280,9 +271,6 @@ def test_a_peer_that_fell_or_stands_far_below_the_others_has_no_tick(tmp_path: P
     assert levels(a=good, b=good, c=[0.3, 0.9, 0.9, 0.9]) == ["fine", "fine", "fine"]
     assert levels(c=[0.3, 0.55, 0.6, 0.58]) == ["fine", "fine", "look"]
     assert levels(c=[0.95, 0.9, 0.6, 0.5])[2] == "look"
-
-
-# --- completions ------------------------------------------------------------------------------------------------------
 
 
 def test_samples_are_the_best_the_worst_a_dropped_and_a_truncated_one(study: Path) -> None:

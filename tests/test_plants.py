@@ -22,8 +22,6 @@ from ftis.rollouts import Group, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
 from recipes import recipe_of
 
-# --- evidence and n-grams ---------------------------------------------------------------------------------------------
-
 
 def test_the_evidence_of_one_success_among_three_failures() -> None:
     """The holder is the rewarded one with probability 1/4 by chance, and ω/(3 + ω) if it helps."""
@@ -73,8 +71,6 @@ def test_n_grams_are_those_that_slices_give(rows: list[list[int]], data: st.Data
         assert set(np.flatnonzero(holds_N)) == holders
         assert groups[number] == len({items[row] for row in holders if mask[row]})
 
-
-# --- a learner among others -------------------------------------------------------------------------------------------
 
 PLANT = (90, 91)
 GROUPS, SIZE, FIRST = 6, 8, 6
@@ -291,8 +287,6 @@ def test_a_flood_of_texts_keeps_memory_bounded() -> None:
         me.examine(a_round(round, NOTHING, {"bob": [(flood, float(i > 0)) for i in range(2)]}, groups=2))
     assert len(me.plants.watched) == MOST // 2
 
-
-# --- the bound, by simulation -----------------------------------------------------------------------------------------
 
 ALPHA, RUNS, OWN = 0.03, 50, 4
 """The bound on a run's false finds, runs, and own groups of a round."""

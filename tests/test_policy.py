@@ -66,9 +66,6 @@ def naive_logps(policy: Policy, temperature: float) -> list[np.ndarray]:
     return out
 
 
-# --- log-probabilities ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "gemma3", "gptj"])  # in lines, with windows, in rows
 def test_log_probabilities_are_those_of_each_row_alone(kind: str, tiny_policy: TinyPolicy) -> None:
     for temperature, budget in itertools.product((1.0, 0.6), (1, 40, 10_000)):
@@ -100,9 +97,6 @@ def test_dropout_is_off_in_learner_and_step_alike(
     policy.step(PROMPTS, COMPLETIONS, 1.0, recording)
     for i, row in enumerate(before):
         np.testing.assert_allclose(seen[i][: len(row)], row, atol=1e-5)
-
-
-# --- micro-batches ----------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -213,9 +207,6 @@ def test_micro_batches_of_the_step_respect_the_peers_budget(kind: str, tiny_poli
         assert len(rows) * max(len(PROMPTS[r]) + len(COMPLETIONS[r]) for r in rows) <= 30
 
 
-# --- one base for several adapters ------------------------------------------------------------------------------------
-
-
 def storages(policy: Policy, trained: bool) -> set[int]:
     return {p.data_ptr() for p in policy.model.parameters() if p.requires_grad == trained}
 
@@ -240,9 +231,6 @@ def test_adapters_on_one_base_share_it_and_train_apart(tiny_policy: TinyPolicy) 
     kept.share_frozen(other.model)
     assert weight.data_ptr() not in shared  # only what is equal
     assert len(shared & storages(other, False)) == len(shared) - 1
-
-
-# --- the step ---------------------------------------------------------------------------------------------------------
 
 
 def with_adapters(policy: Policy) -> Policy:
@@ -316,9 +304,6 @@ def test_bfloat16_arithmetic_with_float32_weights_and_log_probabilities(tiny_pol
     assert np.isfinite(half.step(PROMPTS, COMPLETIONS, 1.0, weighted))
     assert {p.dtype for p in half.model.parameters()} == {torch.float32}
     assert not any(torch.equal(before[n], p) for n, p in half.model.named_parameters())
-
-
-# --- large vocabularies -----------------------------------------------------------------------------------------------
 
 
 class LargestTensor(TorchDispatchMode):
@@ -428,9 +413,6 @@ def test_an_adapter_on_the_head_leaves_it_to_the_model(tiny_policy: TinyPolicy) 
         np.testing.assert_allclose(row, expected, atol=2e-5)
 
 
-# --- gradient checkpointing -------------------------------------------------------------------------------------------
-
-
 def forwards_of_a_layer(policy: Policy) -> list[bool]:
     """Fills up with one entry each time the first layer's MLP is called: whether gradients are on."""
     seen: list[bool] = []
@@ -462,9 +444,6 @@ def test_gradient_checkpointing_of_a_model_that_cannot(tiny_policy: TinyPolicy, 
     assert_one_line(caught)
 
 
-# --- what is trained --------------------------------------------------------------------------------------------------
-
-
 @EACH_TRAIN
 def test_exactly_the_named_parameters_are_trained(train: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(**TRAINS[train], learning_rate=1e-2, weight_decay=0.1)
@@ -476,9 +455,6 @@ def test_exactly_the_named_parameters_are_trained(train: str, tiny_policy: TinyP
     ranks = {p.shape[0] for n, p in policy.model.named_parameters() if ".lora_A." in n}
     assert ranks == ({4} if train == "lora" else set())
     assert changed == {n for n, p in policy.model.named_parameters() if p.requires_grad}
-
-
-# --- saving and loading -----------------------------------------------------------------------------------------------
 
 
 @EACH_TRAIN
@@ -662,9 +638,6 @@ def test_adapters_load_their_base_once(
     assert load.call_count == 1
 
 
-# --- tokenizers -------------------------------------------------------------------------------------------------------
-
-
 def test_fingerprints_are_equal_where_ids_mean_the_same(tiny_tokenizer: Any, tiny_model_dir: TinyModelDir) -> None:
     """A chat template changes the prompts alone. Other ends are equal if the recipe names the ends of both."""
     plain, base, *others = (tiny_tokenizer() for _ in range(5))
@@ -720,9 +693,6 @@ def test_the_vocabulary_is_as_large_as_the_embedding(tiny_policy: TinyPolicy) ->
     assert policy.vocab_size == 70
     assert len(policy.tokenizer) < 70
     assert np.isfinite(policy.logps(PROMPTS[:1], [np.array([69], np.int32)], 1.0)[0]).all()
-
-
-# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def loaded(source: str) -> Any:

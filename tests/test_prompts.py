@@ -22,8 +22,6 @@ from ftis.tasks.problems import Problem, make_task, require_unseen
 from ftis.tasks.rendering import prompt_text, render_prompt
 from recipes import task_of as load
 
-# --- the task that a recipe names ------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def my_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -72,9 +70,6 @@ def test_the_documents_example_is_a_task() -> None:
         ]
 
 
-# --- what a task is --------------------------------------------------------------------------------------------------
-
-
 def test_the_digest_is_of_training_questions_and_answers_in_order() -> None:
     first: Problem = ("é", "1", {})
     second: Problem = ("b", "2", {})
@@ -106,8 +101,6 @@ def test_an_ood_task_has_no_question_that_is_trained_on() -> None:
     with pytest.raises(TaskError, match="ood task 'other': 1 of its questions are trained on, the first of them 'b'"):
         require_unseen(task, make_task("other", [], [("w", "1", {}), ("b", "2", {})], "exact"))
 
-
-# --- prompts --------------------------------------------------------------------------------------------------------
 
 WORDS = ["<unk>", "<bos>", "<sys>", "<user>", "<bot>", "Be", "brief", "What", "is", "it", "?", "so", "{", "}"]
 CHAT = (

@@ -125,9 +125,6 @@ def test_of_a_long_file_the_end_and_lines_at_equal_distances_before_it_are_kept(
             assert followed.thinned == (len(found) < end)
 
 
-# --- a peer's records and a study's -----------------------------------------------------------------------------------
-
-
 def one_run(place: Path) -> Path:
     scene = Scene(place, ood=False)
     return scene.write_run(place / "run", scene.recipe(), 0)

@@ -72,9 +72,6 @@ def state(directory: Path) -> dict[str, Any]:
     }
 
 
-# --- cutting back -----------------------------------------------------------------------------------------------------
-
-
 def test_cutting_back_leaves_what_was_there_at_that_step(tmp_path: Path) -> None:
     for step in (0, 1, 2, 6, 9):
         long, short = tmp_path / f"long-{step}", tmp_path / f"short-{step}"
@@ -103,9 +100,6 @@ def test_a_split_is_written_one_line_a_problem_and_replaced_when_repeated(tmp_pa
         records.evaluation({"split": "validation", "step": 10, "accuracy": 1 / n}, problems)
     assert read_jsonl(tmp_path / "evaluations" / "validation-10.jsonl") == problems
     assert [row["accuracy"] for row in read_jsonl(tmp_path / "evaluations.jsonl")] == [1 / 3, 1 / 2]
-
-
-# --- rollouts ---------------------------------------------------------------------------------------------------------
 
 
 def test_rollouts_are_read_back_row_by_row(tmp_path: Path) -> None:
@@ -154,9 +148,6 @@ def test_rollouts_of_a_round_replace_earlier_ones_whole_or_not_at_all(
     records.round(record(1, rollouts(5)))
     assert pq.read_table(rollouts_path(tmp_path, 0)).num_rows == 5
     assert len(list((tmp_path / "rollouts").iterdir())) == 1
-
-
-# --- trackers ---------------------------------------------------------------------------------------------------------
 
 
 def report(records: Records) -> None:

@@ -25,8 +25,6 @@ def rows(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in real_problems(name).read_text(encoding="utf-8").splitlines()]
 
 
-# --- format -----------------------------------------------------------------------------------------------------------
-
 COMPLETIONS: list[tuple[Extract, str, str | None]] = [
     ("tags", RIGHT, "4"),
     ("tags", f"\n {RIGHT}\t\n", "4"),
@@ -92,9 +90,6 @@ def test_a_long_text_is_searched_at_once() -> None:
         assert extract_answer(text, extract="last_number") == number
 
 
-# --- the reward -------------------------------------------------------------------------------------------------------
-
-
 def test_format_and_answer_are_multiplied_or_weighed() -> None:
     wrong = RIGHT.replace(">4<", ">5<")
     table: list[tuple[Extract, str, int, int]] = [  # with f and a
@@ -140,9 +135,6 @@ def test_every_gsm8k_solution_is_right_and_wrong_by_a_digit(split: str, size: in
     for extract in ("tags", "boxed", "last_number"):
         problems = [Prompt(n, "q", answer) for n, answer in enumerate(gold)]
         require_rewardable(reward_of("number", extract=extract), problems, f"gsm8k, {split} problem")
-
-
-# --- problems that earn nothing ---------------------------------------------------------------------------------------
 
 
 def reward_of(kind: AnswerKind, **settings: Any) -> Scorer:

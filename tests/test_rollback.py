@@ -77,9 +77,6 @@ def rows(run: Path, peer: str, arm: str = "F-TIS") -> list[dict[str, Any]]:
     return read_jsonl(run / arm / peer / "metrics.jsonl")
 
 
-# --- rounds are undone ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step", [0, 4])
 def test_a_run_that_went_back_ends_as_if_it_never_had(
     step: int, honest: Path, enter: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
@@ -158,9 +155,6 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
         roll_back(tmp_path, 0)
 
 
-# --- who lied stays accused -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step", [0, 2])
 def test_who_lied_stays_in_quarantine_from_the_first_round_on(
     step: int, lied_to: Path, enter: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
@@ -235,9 +229,6 @@ def test_accusations_are_kept_by_step(tmp_path: Path) -> None:
     assert accusations.read(peer, 4) == earlier | {"b": {"found": 4, "found_after": 512, "passages": []}}
 
 
-# --- kills ------------------------------------------------------------------------------------------------------------
-
-
 class Killed(BaseException):
     """The process ends here."""
 
@@ -297,9 +288,6 @@ def test_a_kill_at_any_point_leaves_a_run_that_goes_on_from_before_or_after(
         point += 1
     assert point > 20
     assert seen == {2, 6}
-
-
-# --- a joined run -----------------------------------------------------------------------------------------------------
 
 
 def test_the_one_peer_of_a_joined_run_goes_back_by_itself(honest: Path, enter: Callable[[Path], Path]) -> None:

@@ -44,9 +44,6 @@ def test_prompts_with_the_same_problem_are_equal_whatever_their_columns() -> Non
     assert Prompt(1, "q", "a", {"level": 3}) == Prompt(1, "q", "a")
 
 
-# --- collate ------------------------------------------------------------------------------------------
-
-
 def test_collate_lays_out_rollouts_by_round_item_and_peer() -> None:
     batch = collate(
         [scored("b", 1, 3, (1.0, 0.0)), scored("a", 1, 5, (0.5,)), scored("c", 0, 9, (0.25, 0.75))], prompt_ids, "a"
@@ -77,9 +74,6 @@ def test_collate_joins_what_several_peers_sampled_for_one_prompt_of_one_round_in
         assert [batch.sources[i] for i in batch.source_N] == ["a", "a", "a", "b", "b", "b"]
         assert batch.reward_N.tolist() == [1, 0, 0, 1, 0, 1]
         assert [rows.tolist() for rows in batch.own_groups()] == [[0, 1, 2]], "of the learner alone"
-
-
-# --- pad ----------------------------------------------------------------------------------------------
 
 
 def test_pad_fills_up_on_the_right() -> None:

@@ -18,8 +18,6 @@ from ftis.swarm.facts import ExchangeError, Mismatch, mismatch
 from ftis.swarm.pace import LATE
 from ftis.swarm.rounds import CATCH_UP_SECONDS, GRACE_SECONDS, MAX_COMINGS, MAX_TOKENS, NOTICE_SECONDS
 
-# --- when a round closes ----------------------------------------------------------------------------------------------
-
 Events = tuple[tuple[float, str, str], ...]
 
 
@@ -282,9 +280,6 @@ def test_a_peer_whose_run_differs_is_named_and_ends_the_wait_of_one_that_met_nob
             assert table.now == 110.0
 
 
-# --- late, stale, twice ---------------------------------------------------------------------------------------------
-
-
 def test_a_message_may_be_so_many_rounds_late_and_no_more_and_is_handed_on_once() -> None:
     for staleness, behind in itertools.product(range(4), range(5)):
         table = seated({"max_staleness": staleness, "deadline": 1.0})
@@ -393,9 +388,6 @@ def test_of_whom_the_offer_suffices_in_one_round_the_next_one_is_fetched_and_the
         table.serve("b")
 
 
-# --- late again and again ---------------------------------------------------------------------------------------------
-
-
 def test_who_lets_two_deadlines_pass_is_not_waited_for_until_it_has_been_in_time_for_a_while() -> None:
     """Neither presence, which is not signed, nor an offer that is never served makes up for them."""
     for again in ("offers", "comes", None):
@@ -430,9 +422,6 @@ def test_who_was_asleep_does_not_wait_for_rounds_that_the_others_have_left_behin
             assert (collected.missing, table.now - began) == (("b", "c", "d"), 20.5)
             assert "finished" in table.kinds()
             assert table.catch_up(3) == 7
-
-
-# --- presence -------------------------------------------------------------------------------------------------------
 
 
 def test_who_comes_is_asked_and_unknown_names_or_a_thousand_signs_of_presence_take_no_room() -> None:
@@ -493,9 +482,6 @@ def test_a_finished_peer_stays_while_it_may_be_needed() -> None:
                 if not serves:
                     table.leaves(name, since=ROUNDS)
             assert table.rounds.may_leave() == leaves
-
-
-# --- catching up ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,6 @@ def check_ends(rollout: Rollout, ends: frozenset[int], longest: int) -> None:
     assert ids[-1] in ends or len(ids) == longest
 
 
-# --- the same policy as the learner's, and one text from both ---------------------------------------------------------
-
-
 @settings(max_examples=24, deadline=None)
 @given(
     st.sampled_from([builtin_sampler, generate_sampler]),
@@ -148,9 +145,6 @@ def test_a_lora_policy_is_sampled_with_its_adapter(sampler: Sampler, tiny_policy
     check_drawn(policy, PROMPTS, groups)
 
 
-# --- truncation -------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def full_logits(policy: Policy, prompt: np.ndarray, rollout: Rollout) -> np.ndarray:
     """Logits [T, V] of each completion token, from one plain forward."""
@@ -198,8 +192,6 @@ def test_log_probabilities_are_those_of_the_truncated_distribution(sampler: Samp
         assert rollout.completion_ids.tolist() == logits.argmax(-1).tolist()
         assert (rollout.gen_logp < -1e-3).any()  # those of temperature 1, not of a point mass
 
-
-# --- a model whose distribution is known exactly ----------------------------------------------------------------------
 
 N_STATES = 8
 END = 2
@@ -325,9 +317,6 @@ def test_rollouts_of_one_prompt_are_independent_draws(sampler: Sampler, batch_si
         assert abs((x == y).mean() - agreement) < 5 * np.sqrt(agreement * (1 - agreement) / len(x))
 
 
-# --- where rows end ---------------------------------------------------------------------------------------------------
-
-
 @SAMPLERS
 def test_a_row_ends_at_any_end_or_at_once_and_may_have_one_token(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(model={"generation_config": {"eos_token_id": sorted(ENDS - {2})}})
@@ -342,9 +331,6 @@ def test_a_row_ends_at_any_end_or_at_once_and_may_have_one_token(sampler: Sample
         policy.end_ids = frozenset(ends)
         groups = sampler(policy, prompts, 3, Decoding(longest), 0)
         assert [[len(r) for r in group] for group in groups] == [[1, 1, 1], [1, 1, 1]]
-
-
-# --- groups, seeds, chunks --------------------------------------------------------------------------------------------
 
 
 @SAMPLERS
@@ -653,9 +639,6 @@ def test_with_places_taken_over_tokens_are_drawn_as_often_as_they_are_probable()
     assert p_value(counts, np.roll(p, 1, axis=0)) < 1e-9
 
 
-# --- generation defaults ----------------------------------------------------------------------------------------------
-
-
 @SAMPLERS
 @pytest.mark.parametrize("train", ["full", "lora"])
 @pytest.mark.filterwarnings("default")  # transformers may well complain of such defaults
@@ -685,9 +668,6 @@ def test_the_built_in_sampler_refuses_what_it_cannot_draw(tiny_policy: TinyPolic
     assert opened.sampler.draw is builtin_sampler
 
 
-# --- which sampler ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [("auto", "width given, and sampling.sampler = 'auto' takes none"), ("builtin", "'builtin' does not take width")],
@@ -715,9 +695,6 @@ def test_rows_beyond_a_window_are_generated_where_steps_are_the_models_own(
     groups = builtin_sampler(policy, prompts, 2, Decoding(length), 0)
     assert bool(called) == by_generate
     check_drawn(policy, prompts, groups)
-
-
-# --- the pieces -------------------------------------------------------------------------------------------------------
 
 
 def test_decoding_is_read_from_the_recipe() -> None:

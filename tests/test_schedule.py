@@ -18,8 +18,6 @@ from ftis.recipe.parsing import parse
 from ftis.schedule import assigned, draw_items, minibatches
 from recipes import swarm
 
-# --- draw_items ---------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("n_items", "count"), [(1, 1), (5, 5), (10, 3), (12, 4), (7, 1), (100, 24)])
 @pytest.mark.parametrize("seed", [0, 1, -3, 2**40])
@@ -64,9 +62,6 @@ def test_impossible_draws_are_errors() -> None:
         assigned(swarm(3, 0), 8, "p0", 0)
 
 
-# --- assignments ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("peers", [1, 2, 3, 8])
 def test_assignments_are_disjoint_equal_and_cover_the_round_or_all_of_it_in_horizontal_mode(peers: int) -> None:
     recipe, horizontal = swarm(peers, 0), swarm(peers, 0, "horizontal")
@@ -77,9 +72,6 @@ def test_assignments_are_disjoint_equal_and_cover_the_round_or_all_of_it_in_hori
         assert list(itertools.chain(*parts)) == drawn
         assert {len(part) for part in parts} == {3}
         assert [list(assigned(horizontal, 1000, p.name, round)) for p in recipe.peers] == [drawn] * peers
-
-
-# --- optimiser steps and rates --------------------------------------------------------------------------
 
 
 def test_minibatches_are_passes_over_all_rollouts_shuffled_anew() -> None:

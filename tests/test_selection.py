@@ -60,9 +60,6 @@ def judged_of(advantage: Sequence[float], k1: Sequence[float] = (), k3: Sequence
     return Judged(batch_of(len(advantage)), advantage_N, rows, old, diagnostics if n else None, gap)
 
 
-# --- the filter -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_the_filter_drops_what_is_bad_and_far_by_the_objectives_estimator(estimator: Any) -> None:
     kl, other = [0.0, 99.0, 0.4, 0.5, float("nan")], [9.0, 9.0, 9.0, 0.0, 0.0]
@@ -72,9 +69,6 @@ def test_the_filter_drops_what_is_bad_and_far_by_the_objectives_estimator(estima
     assert chosen.share_R.tolist() == [1, 1, 1, 0, 0], "0.5 < 0.5 is false, and so it is of NaN"
     assert chosen.reason_R == (None, None, None, "kl", "kl")
     assert chosen.kept_R.tolist() == [True, True, True, False, False]
-
-
-# --- several ----------------------------------------------------------------------------------------------------------
 
 
 def halves(judged: Judged) -> Tensor:
@@ -169,9 +163,6 @@ def test_among_strangers_a_short_rollout_counts_by_its_length() -> None:
     assert "short" not in [one.name for one in selections_of(by_token, "ada", OBJECTIVES["DAPO"])]
 
 
-# --- the foreign limit ------------------------------------------------------------------------------------------------
-
-
 def test_late_groups_take_what_the_limit_leaves() -> None:
     limit = ForeignLimit(recipe_of("ada", "bob", max_foreign_rollouts=6), "ada")  # three groups of two
     groups = [ScoredGroup(Group("bob", round, item, ()), (), ()) for round, item in ((3, 0), (3, 1), (2, 2), (2, 3))]
@@ -179,9 +170,6 @@ def test_late_groups_take_what_the_limit_leaves() -> None:
     kept = limit.within_room([on_time, late])
     assert [a.admitted for a in kept] == [tuple(groups[:2]), (groups[2],)]
     assert kept[1].passed_over == (groups[3].group,)
-
-
-# --- penalties --------------------------------------------------------------------------------------------------------
 
 
 class Listener:

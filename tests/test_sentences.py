@@ -140,9 +140,6 @@ def test_a_reward_in_short() -> None:
     assert {key: share(*key) for key in values} == values
 
 
-# --- from records -----------------------------------------------------------------------------------------------------
-
-
 def rows(rewards: Sequence[float], **more: Any) -> list[RoundRow]:
     measured = [{"step": step, "reward": reward, "step_time": 2.0} for step, reward in enumerate(rewards, 1)]
     return [RoundRow.of({**row, **more}) for row in measured]

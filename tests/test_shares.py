@@ -47,9 +47,6 @@ def share_of(each: float = 0.0, besides: float = 0.0, rounds: int = 1) -> Share:
     return share
 
 
-# --- by how much ------------------------------------------------------------------------------------------------------
-
-
 def test_at_speeds_1_2_3_the_middle_peer_keeps_its_share_and_the_others_need_its_time() -> None:
     peers = [share_of(seconds) for seconds in (0.3, 0.15, 0.1)]
     stated = [peer.milliseconds for peer in peers]
@@ -124,9 +121,6 @@ def test_in_a_pair_a_lie_makes_nobody_sample_less_than_its_equal_share(lie: int,
     assert EQUAL <= share_of(*speed).prompts([lie]) <= MOST
 
 
-# --- whose statements count -------------------------------------------------------------------------------------------
-
-
 def stating(table: Table, **milliseconds: int) -> None:
     for name, value in milliseconds.items():
         table.offers(name, 0, milliseconds=value)
@@ -179,9 +173,6 @@ def test_the_newest_statement_of_each_present_peer_counts(deeds: Callable[[Table
     table.collect(0)
     deeds(table)
     assert sorted(table.rounds.milliseconds) == counted
-
-
-# --- which prompts ----------------------------------------------------------------------------------------------------
 
 
 def recipe_of(models: Models, place: Path, share: str = "speed", **training: Any) -> Recipe:

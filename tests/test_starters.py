@@ -75,8 +75,6 @@ def test_an_unknown_starter_names_those_there_are() -> None:
         assert "\n" not in str(caught.value)
 
 
-# --- what is shipped --------------------------------------------------------------------------------------------------
-
 PACKAGE = Path(starters.__file__).parents[1] / "starters"
 
 

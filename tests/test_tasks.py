@@ -58,9 +58,6 @@ def test_a_setting_that_would_be_ignored_is_an_error() -> None:
         fails(f"task.{key} = {value!r}: means nothing to {name!r}", name, **{key: value})
 
 
-# --- GSM8K and MATH-500 -----------------------------------------------------------------------------------------------
-
-
 def gsm8k_rows(n: int, start: int = 0) -> list[dict[str, str]]:
     numbers = range(start, start + n)
     return [{"question": f"{i}+1000?", "answer": f"{i}+1000={i + 1000} #### no\n#### {i + 1000:,}"} for i in numbers]
@@ -143,8 +140,6 @@ def test_gsm8k_and_math500_as_they_are() -> None:
     task = load("math500", path=str(real_problems("math500/test.jsonl").parent))
     assert (len(task.train), len(task.validation)) == (0, 500)
 
-
-# --- JSON Lines -------------------------------------------------------------------------------------------------------
 
 GOOD = {"question": "q", "answer": "a"}
 
@@ -242,9 +237,6 @@ def test_jsonl_errors_name_the_place(tmp_path: Path) -> None:
     fails("is not UTF-8", "jsonl", path=str(file))
 
 
-# --- clock ------------------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 2**32), st.integers(1, 6))
 def test_clock_problems_are_solved_left_to_right(seed: int, operators: int) -> None:
     question = clock_problem(np.random.default_rng(seed), operators)
@@ -304,9 +296,6 @@ def test_options_of_made_up_problems_are_checked(monkeypatch: pytest.MonkeyPatch
     fails("task.train_size = 100: there are too few", "word_problems", **few)
 
 
-# --- word problems ----------------------------------------------------------------------------------------------------
-
-
 def numbers_of(question: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", question)]
 
@@ -338,9 +327,6 @@ def test_word_problems() -> None:
     train, held, others = ({tuple(sorted(numbers_of(p.question))) for p in part} for part in parts)
     assert not train & held  # numbers of validation never occur together in training
     assert (len(train | held), held) == (36, others)  # of two numbers from 2 to 9, in either order
-
-
-# --- reasoning-gym ----------------------------------------------------------------------------------------------------
 
 
 def test_reasoning_gym_makes_the_same_problems_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,9 +255,6 @@ def test_a_tokenizer_whose_bytes_are_unknown_is_refused_before_training(place: P
     assert not (run_of(place) / "F-TIS").exists()
 
 
-# ----------------------------------------------------------------------------- ends of completions
-
-
 def with_ends(place: Path, model: str, *tokens: str, ends: tuple[str, ...] = ()) -> Path:
     """A starter with further special tokens, at ``ends`` of which its generation defaults end a completion."""
     path = place / model.replace(":", "-")

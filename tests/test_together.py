@@ -32,9 +32,6 @@ def others(names: str, own: str, round: int) -> Collected:
     return Collected({name: message(name, round) for name in names if name != own})
 
 
-# --- what each gets ---------------------------------------------------------------------------------------------------
-
-
 def test_each_gets_the_others_messages_and_not_its_own() -> None:
     sent = {name: outgoing(name, 3) for name in "abc"}
     assert delivered(sent) == {name: others("abc", name, 3) for name in "abc"}
@@ -47,9 +44,6 @@ def test_a_message_that_is_not_wanted_is_offered_only_and_a_skipped_peer_is_deli
     got = delivered(sent)
     assert got["a"] == Collected({"b": message("b", 0)}, offered_only={"c": 3})
     assert got["b"] == others("abc", "b", 0)
-
-
-# --- who computes -----------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -99,9 +93,6 @@ def test_any_order_gives_each_every_message_and_stops_a_swarm_after_one_round(
         assert {finished[name] for name in swarm} == {expected}
 
 
-# --- in one process ---------------------------------------------------------------------------------------------------
-
-
 def peer(name: str, rounds: int, log: list[str], fails_in: int = -1) -> Rounds:
     for round in range(rounds):
         log.append(f"{name} begins {round}")
@@ -130,8 +121,6 @@ def test_where_one_fails_the_others_stop_before_its_error_is_raised() -> None:
         in_turns({n: peer(n, 3, log, fails_in=1 if n == "b" else -1) for n in "abc"})
     assert [line for line in log if "stops" in line] == ["a stops in 1", "c stops in 1"]
 
-
-# --- messages that come from elsewhere --------------------------------------------------------------------------------
 
 SMALL = (
     *("training.rounds=3", "training.prompts_per_round=4", "training.eval_every=0", "sampling.num_generations=4"),

@@ -151,9 +151,6 @@ def test_every_private_name_of_trl_is_where_it_was(model: Path, tmp_path: Path) 
     assert GenerationConfig._get_default_generation_params()["num_beams"] == 1
 
 
-# --- the loss ---------------------------------------------------------------------------------------
-
-
 def trained(trainer: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The losses of a training, alone or not, and how it moved the weights."""
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
@@ -409,9 +406,6 @@ def test_the_main_process_hands_on_its_result_and_its_failures(monkeypatch: Patc
             elsewhere(waits=False)
 
 
-# --- the exchange -----------------------------------------------------------------------------------
-
-
 class Beside(Nobody):
     """The link of TRL's peer ``a`` with a ``b`` of ours, which takes its turn while ``a`` waits."""
 
@@ -481,9 +475,6 @@ def test_over_text_an_end_token_of_another_vocabulary_is_not_this_ones(tmp_path:
         assert plain.admitter.terms.end_ids == trainer.policy.end_ids
         with pytest.raises(RecipeError, match=r"completions must end at '<\|end of another\|>'"):
             trainer_of(small, config(tmp_path), recipe)
-
-
-# --- episodes ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -967,8 +958,6 @@ def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: 
     assert (tmp_path / "checkpoint-4" / "ftis.json").exists()
 
 
-# --- what is refused --------------------------------------------------------------------------------
-
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"beta": 0.1, "loss_type": "bnpo"}, "beta = 0.1: bnpo divides by"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, "set multi_objective_aggregation='sum_then_normalize'"),
@@ -1180,9 +1169,6 @@ def test_a_template_that_writes_a_date_is_written_as_trl_does(options: dict[str,
     assert given[0]["prompt"] == [{"role": "user", "content": "1+1"}]
 
 
-# --- a data set of the script's own -----------------------------------------------------------------
-
-
 OF_TRAINER = ("processing_class", "environment_factory")
 
 
@@ -1276,9 +1262,6 @@ def test_a_swarm_that_cannot_be_meant_is_refused(model: Path, tmp_path: Path) ->
     ):
         with pytest.raises(FtisError, match=said):
             of_script(model, config(tmp_path), rows)
-
-
-# --- processes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -96,9 +96,6 @@ WORDS = byte_level(["17", "1=", "é", "+1", "71", "=1"])
 """A vocabulary that cuts texts otherwise than bytes do, also behind a stop string that ends a turn."""
 BYTES = byte_level()
 
-
-# --- turns of a text --------------------------------------------------------------------------------------------------
-
 TURNS: Mapping[str, tuple[list[bytes], tuple[str, ...], list[int]]] = {
     "one, cut off": ([b"a", b"b"], (), [2]),
     "one, with its end": ([b"a", b""], (), [2]),
@@ -134,9 +131,6 @@ def test_turns_together_are_the_completion(text: Rollout, stop: tuple[str, ...])
         assert not any(string.encode() in before.astype(np.uint8).tobytes() for string in stop)
     for turn in turns[:-1]:
         assert turn.completion_ids[-1] >= 256 or any(string in text_of(turn) for string in stop)
-
-
-# --- from one peer to another -----------------------------------------------------------------------------------------
 
 
 @given(
@@ -271,9 +265,6 @@ def test_whatever_comes_is_admitted_as_it_came_or_rejected(receiver: Peer, rollo
             assert len(ours.read_ids) <= 2 * LONGEST
             spelt = receiver.text(ours.completion_ids).encode()
             assert spelt == ours.sent.text or ours.sent.fault
-
-
-# --- a run ------------------------------------------------------------------------------------------------------------
 
 
 def test_two_peers_of_two_tokenizers_play_one_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

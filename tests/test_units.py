@@ -35,9 +35,6 @@ def aligned(tokenizer: Tokenizer, text: Rollout) -> Aligned:
     return one
 
 
-# ----------------------------------------------------------------------------- by hand
-
-
 def test_units_end_where_both_have_an_end_and_different_texts_have_none() -> None:
     cases: list[tuple[list[str], list[str], list[int], list[int]]] = [
         (["The", " cat", "ast", "rophe", "!"], ["The", " cata", "strophe", "!"], [0, 1, 1, 1, 2], [0, 1, 1, 2]),
@@ -124,9 +121,6 @@ def test_a_special_token_inside_is_left_out_with_its_log_probability() -> None:
         assert ended(text) == (tokens[-1] == end)
 
 
-# ----------------------------------------------------------------------------- what holds always
-
-
 @given(tokenizers(), tokenizers(), texts, st.booleans(), st.integers(0, 99))
 @settings(max_examples=300, deadline=None)
 def test_units_partition_both_sides_and_keep_all(
@@ -201,9 +195,6 @@ def test_alignment_takes_memory_in_proportion_to_the_text() -> None:
     text = sent(sender, spoken(sender, "ab" * 8192, True))
     peak = peak_of(lambda: align([text], known, end))
     assert peak < 200 * len(text)
-
-
-# ----------------------------------------------------------------------------- of one tokenizer
 
 
 @given(tokenizers(), st.lists(texts, min_size=1, max_size=4), st.data())

@@ -79,9 +79,6 @@ def test_a_group_whose_environment_took_too_long_stays_here() -> None:
     assert outgoing(groups[0]).groups == ()
 
 
-# --- frames and bombs -------------------------------------------------------------------------------------------------
-
-
 def test_a_frame_has_one_content_of_the_right_size_and_nothing_around_it() -> None:
     content = struct.pack("<II", 8, 9) * 100  # the ids of 200 tokens
     skippable = b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"abcd"
@@ -144,9 +141,6 @@ def test_a_bomb_takes_no_memory() -> None:
                     decode(data, limits)
 
             assert peak_of(refuse) < 200_000
-
-
-# --- what may not be said ---------------------------------------------------------------------------------------------
 
 
 def swapped(data: bytes, old: bytes, new: bytes) -> bytes:

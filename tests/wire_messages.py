@@ -61,9 +61,6 @@ def assert_same(a: Message, b: Message) -> None:
     assert [x.tobytes() for x in (ids, logp, unit)] == [x.tobytes() for x in (ids_b, logp_b, unit_b)]
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
-
-
 def head(form: int, groups: int) -> bytes:
     numbers = struct.pack("<ddIII", 0.5, 1.0, 50, 3, groups)
     return b"FTIS" + struct.pack("<HBB", 5, 3, form) + bytes.fromhex(RUN + TOKENIZER) + numbers + b"ada"
@@ -116,9 +113,6 @@ def bomb(content_size: int, blocks: int, form: int = 0xA0) -> bytes:
     block = (1 << 17) << 3 | 1 << 1  # repeat one byte
     body = b"".join((block | (i == blocks - 1)).to_bytes(3, "little") + b"\0" for i in range(blocks))
     return b"\x28\xb5\x2f\xfd" + bytes([form]) + struct.pack("<I", content_size) + body
-
-
-# --- drawn ------------------------------------------------------------------------------------------------------------
 
 
 def synthetic(seed: int, tokens: int, vocabulary: int) -> Message:

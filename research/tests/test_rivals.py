@@ -32,9 +32,6 @@ OfRow = Callable[[Row, Row, Row, float, bool], tuple[float, Row]]
 LOW, HIGH = 0.8, 1.2
 
 
-# --- the same formulas, one row at a time -----------------------------------------------------------------------------
-
-
 def ppo(ratio: float, advantage: float) -> tuple[float, bool]:
     """min(ρÂ, clip(ρ)Â), and whether it moves with ρ."""
     inside = ratio <= HIGH if advantage > 0 else ratio >= LOW
@@ -156,9 +153,6 @@ def test_sequence_ratios_are_the_same_where_units_hold_several_tokens() -> None:
         torch.testing.assert_close(tokens, units)
 
 
-# --- advantages -------------------------------------------------------------------------------------------------------
-
-
 def test_capabilities_scale_baseline_and_advantage() -> None:
     """Two prompts, two rollouts of each peer. The learner is right in 1 of 4, the other in 2 of 4: ω = 2.
 
@@ -194,9 +188,6 @@ def test_others_successes_pass_the_gate_where_all_own_fail() -> None:
     """Group 0: own solved once. Group 1: own failed. Group 2: not tried."""
     given = rewards([1, 0, 1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 1, 0, 0, 1, 1, 1, 1])
     assert rivals.where_own_fail(given).tolist() == [1.0, -1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-
-
-# --- selections -------------------------------------------------------------------------------------------------------
 
 
 def judged(own: Sequence[bool], advantage: Sequence[float], round: int = 0) -> Judged:
