@@ -1,4 +1,4 @@
-"""Peer a's rounds with others, on a clock that the tests turn; the others do what a test says."""
+"""A peer's rounds with others, on a clock that the tests turn; the others do what a test says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN = "0" * 32
 ROUNDS = 20
 TICK = 0.5
 NEVER = 1000.0
-KEYS = {name: Ed25519PrivateKey.from_private_bytes(name.encode() * 32) for name in "abcdx"}
+KEYS = {name: Ed25519PrivateKey.from_private_bytes(name.encode() * 32) for name in "abcdefghxyz"}
 MAX_BYTES, MAX_ITEMS = 600_000, 4
 
 
@@ -32,19 +32,20 @@ def contents_of(peer: str, round: int) -> bytes:
 
 @dataclass
 class Table:
-    """Peer ``a``'s rounds with ``b``, ``c`` and ``d``; who sits there does what a test says."""
+    """A peer's rounds, by default ``a``'s with ``b``, ``c`` and ``d``; who sits there does what a test says."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     names: str = "bcd"
     is_open: bool = False
     now: float = 100.0
+    total: int = ROUNDS
 
     def __post_init__(self) -> None:
         usual = {"deadline": 20.0, "start_seconds": 10.0, "patience": math.inf}
         network = NetworkConfig.model_validate(usual | self.settings)
-        roster = None if self.is_open else {name: public_hex(KEYS[name]) for name in "abcd"}
-        check = OfferCheck(RUN, ROUNDS, roster, MAX_BYTES, MAX_ITEMS)
-        self.rounds = Rounds(tuple(self.names), ROUNDS, network, check)
+        roster = None if self.is_open else {name: public_hex(KEYS[name]) for name in {*"abcd", *self.names}}
+        check = OfferCheck(RUN, self.total, roster, MAX_BYTES, MAX_ITEMS)
+        self.rounds = Rounds(tuple(self.names), self.total, network, check)
         self.said: list[NetworkEvent] = []
         self.asked: list[str | None] = []
         self.to_fetch: list[Manifest] = []

@@ -5,39 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from statistics import fmean
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+from round_table import Table
 
-from ftis.admission import Collected
 from ftis.config import NetworkConfig
-from ftis.records.events import NetworkEvent
-from ftis.swarm import manifest as manifests
-from ftis.swarm.identity import public_hex
-from ftis.swarm.manifest import Assembly, Manifest
-from ftis.swarm.offers import OfferCheck
 from ftis.swarm.pace import LATE, LEAST_SECONDS, Pace
-from ftis.swarm.rounds import Rounds
 
-RUN, ROUNDS, TICK = "0" * 32, 40, 1.0
+ROUNDS, TICK = 40, 1.0
 DEADLINE, PATIENCE = 120.0, NetworkConfig().patience
 SAMPLING = 10.0
 """Seconds in which a peer of usual speed samples."""
-
-
-@cache
-def key_of(name: str) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32))
-
-
-@cache
-def offer(name: str, round: int) -> tuple[bytes, bytes]:
-    document = manifests.to_bytes(manifests.describe(RUN, name, round, 1, f"{name}{round}".encode(), ()))
-    return document, manifests.seal(key_of(name), document)
 
 
 @dataclass
@@ -46,120 +27,104 @@ class Seat:
 
     name: str
     seconds: Callable[[int], float]
-    rounds: Rounds
+    table: Table
     ready: float = 0.0
     round: int = 0
     is_waiting: bool = False
     began: float = 0.0
-    fetching: list[Manifest] = field(default_factory=list)
     closed: dict[int, float] = field(default_factory=dict)
     waited: Counter[str] = field(default_factory=Counter)
     late: set[str] = field(default_factory=set)
-    said: list[NetworkEvent] = field(default_factory=list)
 
-    def receive(self, sender: str, round: int, now: float) -> None:
-        self.rounds.offered(sender, round, *offer(sender, round), now)
+    @property
+    def pace(self) -> Pace:
+        return self.table.rounds._pace
 
     def end_for(self, name: str) -> float:
         """The last moment at which this peer still waits for ``name``."""
-        pace = self.rounds._pace
-        to_come = [other for other in self.rounds.wanted if other not in pace.came and pace.waits_for(other)]
+        pace, wanted = self.pace, self.table.rounds.wanted
+        to_come = [other for other in wanted if other not in pace.came and pace.waits_for(other)]
         return min(pace.end(name, len(to_come)), pace.since + DEADLINE) if name in to_come else float("inf")
 
-    def serve(self, sender: str) -> None:
-        for wanted in [one for one in self.fetching if one.peer == sender]:
-            self.fetching.remove(wanted)
-            assembly = Assembly(wanted)
-            assembly.hear(0, f"{sender}{wanted.round}".encode())
-            self.rounds.fetched(assembly)
-
-    def poll(self, now: float) -> None:
-        for decision in self.rounds.poll(now) if self.is_waiting else ():
-            if isinstance(decision, Manifest):
-                self.fetching.append(decision)
-            elif isinstance(decision, NetworkEvent):
-                self.said.append(decision)
-            elif isinstance(decision, Collected):
-                self.closed[self.round] = now - self.began
-                self.waited.update(decision.waited)
-                self.late |= {name for name, *_ in decision.late}
-                self.round, _ = self.rounds.catch_up(self.round + 1)
-                self.began, self.ready, self.is_waiting = now, now + self.seconds(self.round), False
+    def poll(self) -> None:
+        now = self.table.now
+        if self.is_waiting and (decided := self.table.poll()) is not None:
+            self.closed[self.round] = now - self.began
+            self.waited.update(decided.waited)
+            self.late |= {name for name, *_ in decided.late}
+            self.round = self.table.catch_up(self.round + 1)
+            self.began, self.ready, self.is_waiting = now, now + self.seconds(self.round), False
 
 
-Malice = Callable[[Seat, str, float], None]
-"""An action of a member on a waiting peer, at a time."""
+Malice = Callable[[Seat, str], None]
+"""An action of a member on a waiting peer."""
 
 
 def play(honest: Sequence[Callable[[int], float]], bad: Sequence[Malice] = (), staleness: int = 1) -> list[Seat]:
     """A swarm of honest peers a, b, … and bad ones z, y, … until the first honest one has closed all its rounds."""
     names, others = "abcdefgh"[: len(honest)], "zyx"[: len(bad)]
-    roster = {name: public_hex(key_of(name)) for name in names + others}
-    settings = NetworkConfig(deadline=DEADLINE, max_staleness=staleness)
+    settings = {"deadline": DEADLINE, "max_staleness": staleness, "patience": PATIENCE}
     seats = []
     for name, seconds in zip(names, honest, strict=True):
-        there = [other for other in roster if other != name]
-        made = Rounds(there, 10**6, settings, OfferCheck(RUN, 10**6, roster, 1000, 1))
-        made.enter(0, 0.0)
-        for other in there:
-            made.present(other, f"{other}/1/0", 0)
-        made.catch_up(0)
-        seats.append(Seat(name, seconds, made, ready=seconds(0)))
-    now = 0.0
+        table = Table(settings, (names + others).replace(name, ""), now=0.0, total=10**6)
+        table.enter()
+        table.comes(*table.names)
+        seats.append(Seat(name, seconds, table, ready=seconds(0)))
     while all(len(seat.closed) < ROUNDS for seat in seats):
         for seat in seats:
-            if not seat.is_waiting and now >= seat.ready:
+            if not seat.is_waiting and seat.table.now >= seat.ready:
                 seat.is_waiting = True
-                seat.rounds.collect(seat.round, now)
+                seat.table.collect(seat.round)
                 for hears in seats:
                     if hears is not seat:
-                        hears.receive(seat.name, seat.round, now)
+                        hears.table.offers(seat.name, seat.round)
         for seat in seats:
             if seat.is_waiting:
                 for name, malice in zip(others, bad, strict=True):
-                    malice(seat, name, now)
+                    malice(seat, name)
                 for _ in range(2):
-                    seat.poll(now)
+                    seat.poll()
                     for name in names:
-                        seat.serve(name)
-                seat.poll(now)
-        now += TICK
+                        seat.table.serve(name)
+                seat.poll()
+        for seat in seats:
+            seat.table.now += TICK
     return seats
 
 
-def be_silent(seat: Seat, name: str, now: float) -> None:
+def be_silent(seat: Seat, name: str) -> None:
     pass
 
 
-def half_arrive(seat: Seat, name: str, now: float) -> None:
+def half_arrive(seat: Seat, name: str) -> None:
     """Offer, and never hand the contents over."""
-    seat.receive(name, seat.round, now)
+    seat.table.offers(name, seat.round)
 
 
-def deliver(seat: Seat, name: str, now: float) -> None:
-    half_arrive(seat, name, now)
-    seat.poll(now)
-    seat.serve(name)
+def deliver(seat: Seat, name: str) -> None:
+    half_arrive(seat, name)
+    seat.poll()
+    seat.table.serve(name)
 
 
-def stall(seat: Seat, name: str, now: float) -> None:
+def stall(seat: Seat, name: str) -> None:
     """Deliver at the last moment at which it is waited for. It reads the victim's memory."""
-    if seat.end_for(name) - TICK < now <= seat.end_for(name):
-        deliver(seat, name, now)
+    if seat.end_for(name) - TICK < seat.table.now <= seat.end_for(name):
+        deliver(seat, name)
 
 
-def alternate(seat: Seat, name: str, now: float) -> None:
-    (deliver if seat.round % 2 else be_silent)(seat, name, now)
+def alternate(seat: Seat, name: str) -> None:
+    (deliver if seat.round % 2 else be_silent)(seat, name)
 
 
-def stall_for_one(seat: Seat, name: str, now: float) -> None:
+def stall_for_one(seat: Seat, name: str) -> None:
     """Deliver to one peer at the last moment, and never to the others."""
-    (stall if seat.name == "a" else be_silent)(seat, name, now)
+    (stall if seat.name == "a" else be_silent)(seat, name)
 
 
-def be_late_if_it_costs(seat: Seat, name: str, now: float) -> None:
+def be_late_if_it_costs(seat: Seat, name: str) -> None:
     """Be late whenever that costs something, and in time otherwise."""
-    (be_silent if seat.rounds._pace.waits_for(name) else deliver)(seat, name, now)
+    (be_silent if seat.pace.waits_for(name) else deliver)(seat, name)
 
 
 def slow_until(end: int, medians: float) -> Callable[[int], float]:
@@ -218,16 +183,16 @@ def test_nobody_costs_the_others_more_than_their_patience(name: str) -> None:
     seats = play(swarm.honest, swarm.bad, swarm.staleness)
     first = seats[0]
     assert fmean(first.closed.values()) <= SAMPLING * swarm.most + 2 * TICK
-    unawaited = [name for name in first.rounds._others if not first.rounds._pace.waits_for(name)]
+    unawaited = [name for name in first.table.names if not first.pace.waits_for(name)]
     assert swarm.unawaited is None or unawaited == [*swarm.unawaited]
     usual = [seat for seat, seconds in zip(seats, swarm.honest, strict=True) if seconds is USUAL]
     assert len({seat.round for seat in usual}) <= 2
-    assert all(seats[0].rounds._pace.waits_for(seat.name) for seat in usual[1:])
+    assert all(first.pace.waits_for(seat.name) for seat in usual[1:])
 
 
 def test_who_is_not_waited_for_is_heard_late_named_and_waited_for_again() -> None:
     a, *_, d = play(SWARMS["one is slow at first"].honest)
-    assert [event.text.split(": ")[1][:28] for event in a.said if event.what == "pace"] == [
+    assert [event.text.split(": ")[1][:28] for event in a.table.said if event.what == "pace"] == [
         "d is not waited for any long",
         "d is waited for again, after",
     ]
