@@ -958,7 +958,8 @@ def test_what_trl_trains_is_trained_in_a_swarm(way: str, model: Path, tmp_path: 
     assert (tmp_path / "checkpoint-4" / "ftis.json").exists()
 
 
-CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+OF_WALLET: Options = {"task": {"environment": "toys_of_turns.Wallet"}}
+REFUSALS: list[tuple[Options, str]] = [
     ({"beta": 0.1, "loss_type": "bnpo"}, "beta = 0.1: bnpo divides by"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, "set multi_objective_aggregation='sum_then_normalize'"),
     ({"shuffle_dataset": False}, "set shuffle_dataset=True"),
@@ -983,54 +984,41 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"generation_kwargs": {"top_h": 0.4}}, "  top_h = 0.4"),
     ({"generation_kwargs": {"eos_token_id": [5]}}, "eos_token_id = [5]: "),
     ({"use_vllm": True, "generation_kwargs": {"logit_bias": {5: 1.0}}}, "  logit_bias = {5: 1.0}"),
+    ({"sampling": {"stop": ["a"]}}, "sampling.stop"),
+    ({"sampling": {"end_tokens": ["<unk>"]}}, "completions must end at '<unk>'"),
+    ({"training": {"no_regret": 0.1}}, "training.no_regret"),
+    ({"objective": {"name": "GSPO"}}, "set loss_type, importance_sampling_level"),
+    ({"objective": {"clip_joint": True}}, "set loss_type, importance_sampling_level"),
+    ({"tools": [len]}, "tools: "),
+    ({"environment_factory": Wallet}, "environment_factory: "),
+    ({**OF_WALLET, "environment_factory": Echo}, "is 'toys_of_turns.Wallet'; leave it out"),
+    ({**OF_WALLET, "rollout_func": given}, "rollout_func: with an environment_factory"),
+    ({**OF_WALLET, "max_tool_calling_iterations": 3}, "max_turns is 8"),
 ]
+"""Options of TRL, sections of a recipe or arguments of the trainer, and what the refusal says."""
 
 
-@pytest.mark.parametrize(("options", "said"), CONTRADICTIONS, ids=lambda value: str(value)[:40])
-def test_an_option_that_contradicts_is_refused_by_name(
-    options: Options, said: str, vllm: Any, model: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(OptionError) as refused:
-        trainer_of(model, config(tmp_path, **options))
+@pytest.mark.parametrize(("case", "said"), REFUSALS, ids=lambda value: str(value)[:40])
+def test_what_contradicts_is_refused_by_name(case: Options, said: str, vllm: Any, model: Path, tmp_path: Path) -> None:
+    options = dict(case)
+    sections = {name: options.pop(name) for name in Recipe.model_fields if name in case}
+    arguments = {name: options.pop(name) for name in ("tools", "environment_factory", "rollout_func") if name in case}
+    with pytest.raises((OptionError, RecipeError)) as refused:
+        trainer_of(model, config(tmp_path, **options), scene_recipe(**sections), **arguments)
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"sampling": {"stop": ["a"]}}, "sampling.stop"),
-        ({"sampling": {"end_tokens": ["<unk>"]}}, "completions must end at '<unk>'"),
-        ({"training": {"no_regret": 0.1}}, "training.no_regret"),
-        ({"objective": {"name": "GSPO"}}, "set loss_type, importance_sampling_level"),
-        ({"objective": {"clip_joint": True}}, "set loss_type, importance_sampling_level"),
-        ({"prompt": {"template": "{question}?"}}, "row 0 has another prompt"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_recipe_that_trl_cannot_follow_is_refused(sections: Options, said: str, model: Path, tmp_path: Path) -> None:
-    of_recipe = trainer_of(model, config(tmp_path))
-    with pytest.raises(FtisError) as refused:
-        trainer_of(model, config(tmp_path), scene_recipe(**sections), train_dataset=of_recipe.train_dataset)
-    assert said in str(refused.value)
-
-
-def test_what_only_ftis_train_has_and_tools_are_refused(model: Path, tmp_path: Path) -> None:
+def test_a_recipe_that_trl_cannot_follow_and_other_rows_are_refused(model: Path, tmp_path: Path) -> None:
     mine, other = scene_recipe().peers
-    recipe = scene_recipe().model_copy(update={"peers": (mine.model_copy(update={"attack": "text"}), other)})
-    with pytest.raises(OptionError, match="leave it out"):
-        trainer_of(model, config(tmp_path), recipe)
-    more: dict[str, Any]
-    for more in ({"tools": [len]}, {"environment_factory": Wallet}):
-        with pytest.raises(OptionError, match=f"{next(iter(more))}: "):
-            trainer_of(model, config(tmp_path), **more)
-    of_wallet = scene_recipe(task={"environment": "toys_of_turns.Wallet"})
-    for options, more, said in (
-        ({}, {"environment_factory": Echo}, "is 'toys_of_turns.Wallet'; leave it out"),
-        ({}, {"rollout_func": given}, "rollout_func: with an environment_factory"),
-        ({"max_tool_calling_iterations": 3}, {}, "max_turns is 8"),
+    attacks = scene_recipe().model_copy(update={"peers": (mine.model_copy(update={"attack": "text"}), other)})
+    rows = trainer_of(model, config(tmp_path)).train_dataset
+    for recipe, others, said in (
+        (attacks, rows, "leave it out"),
+        (scene_recipe(prompt={"template": "{question}?"}), rows, "row 0 has another prompt"),
+        (None, rows.select(range(5)), "train_dataset has 5 rows"),
     ):
         with pytest.raises(OptionError, match=said):
-            trainer_of(model, config(tmp_path, **options), of_wallet, **more)
+            trainer_of(model, config(tmp_path), recipe, train_dataset=others)
 
 
 def test_a_rollout_func_that_gives_anything_but_completions_is_refused(model: Path, tmp_path: Path) -> None:
@@ -1057,9 +1045,7 @@ def test_a_rollout_func_that_gives_anything_but_completions_is_refused(model: Pa
         assert exchange.published == []
 
 
-def test_a_model_that_samples_otherwise_and_rows_of_another_number_are_refused(
-    tiny_model_dir: TinyModelDir, model: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_samples_otherwise_is_refused(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="attention_dropout"):
         trainer_of(tiny_model_dir("qwen2", attention_dropout=0.1), config(tmp_path))
     defaults = {"no_repeat_ngram_size": 2, "temperature": 0.3, "top_k": 5, "do_sample": True}
@@ -1067,9 +1053,6 @@ def test_a_model_that_samples_otherwise_and_rows_of_another_number_are_refused(
         with pytest.raises(OptionError, match=said) as refused:
             trainer_of(tiny_model_dir("qwen2", generation_config=stored), config(tmp_path))
         assert "temperature" not in str(refused.value)  # GRPOConfig's is given
-    short = trainer_of(model, config(tmp_path)).train_dataset.select(range(5))
-    with pytest.raises(OptionError, match="train_dataset has 5 rows"):
-        trainer_of(model, config(tmp_path), train_dataset=short)
 
 
 REFUSED = {
