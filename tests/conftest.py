@@ -296,3 +296,8 @@ def tiny_policy(tiny_model_dir: TinyModelDir) -> TinyPolicy:
         return Policy.load(PeerConfig(**settings))
 
     return policy
+
+
+@pytest.fixture
+def policy(tiny_policy: TinyPolicy) -> Policy:
+    return tiny_policy()

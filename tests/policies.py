@@ -45,6 +45,10 @@ def check_drawn(
         np.testing.assert_allclose(drawn, learned, atol=atol)
 
 
+def ids_of(groups: Sequence[Sequence[Rollout]]) -> list[list[list[int]]]:
+    return [[rollout.completion_ids.tolist() for rollout in group] for group in groups]
+
+
 def gradients(policy: Policy) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ def differences(got: dict[str, Rows], expected: dict[str, Rows]) -> list[str]:
             }
             out += [f"{path}:{number} {key}: {one!r}, not {two!r}" for key, (one, two) in values.items() if one != two]
     return out
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether tensors have the same names and the same bits."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:

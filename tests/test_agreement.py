@@ -37,11 +37,6 @@ SLOW = {
 """How each kind of model samples, if the built-in sampler does not fit it."""
 
 
-@pytest.fixture
-def policy(tiny_policy: TinyPolicy) -> Policy:
-    return tiny_policy()
-
-
 @pytest.mark.parametrize("kind", SLOW)
 def test_sampler_and_learner_give_the_log_probabilities_of_a_row_by_itself(kind: str, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(kind)

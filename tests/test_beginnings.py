@@ -104,7 +104,6 @@ def said_of(keys: Mapping[str, Any], place: Path, runs: bool) -> tuple[str, str]
 
 @pytest.mark.slow
 def test_a_broken_beginning_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     unnamed = dict[str, tuple[str, str]]()
     for name, (keys, words, later) in BROKEN.items():
         place = tmp_path / name.replace(" ", "-")

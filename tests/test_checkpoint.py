@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import TinyPolicy, assert_one_line
 from policies import EACH_TRAIN, TRAINS, weights
+from run_files import same
 from torch import Tensor
 
 from ftis.config import FtisError
@@ -49,11 +50,6 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
 
-def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.fixture
 def policy(tiny_policy: TinyPolicy) -> Policy:
     made = tiny_policy(learning_rate=1e-2)
@@ -78,7 +74,7 @@ def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
     resumed, *found = checkpoint.load(tmp_path, 3, config, config.model)
     assert found == [cursor, states]
     assert resumed is not uninterrupted
-    assert_equal(weights(resumed), weights(uninterrupted))
+    assert same(weights(resumed), weights(uninterrupted))
     assert len(resumed.optimizer.state) == len(uninterrupted.trainable)
     for a, b in zip(resumed.trainable, uninterrupted.trainable, strict=True):
         for key, value in uninterrupted.optimizer.state[b].items():
@@ -86,7 +82,7 @@ def test_training_goes_on_bit_for_bit_as_if_uninterrupted(
     for k in (3, 4):
         train_step(resumed, k)
         train_step(uninterrupted, k)
-        assert_equal(weights(resumed), weights(uninterrupted))
+        assert same(weights(resumed), weights(uninterrupted))
 
 
 def test_the_newest_are_kept_in_the_order_of_their_steps_and_other_names_are_left_alone(
@@ -113,7 +109,7 @@ def test_a_step_saved_again_is_replaced(policy: Policy, tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoint-1" / "stale").exists()
     resumed, cursor, _ = checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
     assert cursor.seconds == 2.0
-    assert_equal(weights(resumed), weights(policy))
+    assert same(weights(resumed), weights(policy))
 
 
 def disk_full(*_: Any, **__: Any) -> Any:
@@ -163,7 +159,7 @@ def test_a_save_that_fails_leaves_everything_as_it_was(train: str, tiny_policy: 
         assert_one_line(caught, str(tmp_path / "checkpoint-3"), reason, "checkpoint-2 is kept", "free some space")
         assert contents(tmp_path) == before
         assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
-    assert_equal(weights(policy), trained)
+    assert same(weights(policy), trained)
     checkpoint.save(tmp_path, policy, Cursor(3), keep=2)  # once there is space again
     assert saved_steps(tmp_path) == [2, 3]
 

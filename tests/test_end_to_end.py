@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from commands import ROOT, command, ftis
-from run_files import differences, records_of, weights, without_times
+from run_files import differences, records_of, same, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watched import HUNG, Watched
 
@@ -184,8 +184,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_as_if_unbroken(workplace: Path
     unbroken = run_of(workplace, "unbroken")
     assert differences(records_of(run), records_of(unbroken)) == []
     for peer in "ab":
-        one, other = (weights(of / "F-TIS" / peer / "checkpoint-8") for of in (unbroken, run))
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert same(*(weights(of / "F-TIS" / peer / "checkpoint-8") for of in (unbroken, run)))
 
 
 def test_several_rewards_have_their_means(workplace: Path) -> None:
@@ -233,7 +232,7 @@ def test_more_rounds_extend_a_finished_run_to_what_it_had_been_with_them(workpla
     assert [line for line in said if "honesty/" not in line and "evaluations" not in line] == []
     for peer in "ab":
         one, other = (place / "F-TIS" / peer / "checkpoint-6" for place in (whole, longer))
-        assert all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
+        assert same(weights(one), weights(other))
         assert all(row["kl"] > 0 for row in read_jsonl(other.parent / "metrics.jsonl"))
         evaluated = [row["step"] for row in read_jsonl(other.parent / "evaluations.jsonl") if row["split"][0] == "v"]
         assert evaluated == [0, 2, 3, 4, 6]
@@ -500,8 +499,7 @@ def test_without_any_reward_nothing_is_learned_and_that_is_said(
 ) -> None:
     assert ftis("train", "recipe.toml", "--set=reward.function=tiny_rewards.none_at_all") == 0
     assert "note: F-TIS/a: No reward yet in 4 rounds" in " ".join(capsys.readouterr().out.split())
-    trained, before = weights(run_of(workplace) / "F-TIS" / "a" / "checkpoint-4"), weights(models["a"])
-    assert all(torch.equal(trained[name], before[name]) for name in before)
+    assert same(weights(run_of(workplace) / "F-TIS" / "a" / "checkpoint-4"), weights(models["a"]))
 
 
 @pytest.mark.parametrize("where", ["tokenizer", "generation defaults"])
@@ -536,8 +534,7 @@ def test_peers_that_end_completions_by_different_tokens(
 def test_the_recipe_of_a_run_is_a_recipe(workplace: Path) -> None:
     assert ftis("train", "recipe.toml", "--set=training.rounds=2") == 0
     assert ftis("train", str(run_of(workplace) / "recipe.json"), "--set=name=again") == 0
-    ends = [weights(run_of(workplace, name) / "F-TIS" / "a" / "checkpoint-2") for name in ("tiny", "again")]
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert same(*(weights(run_of(workplace, name) / "F-TIS" / "a" / "checkpoint-2") for name in ("tiny", "again")))
 
 
 def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
@@ -673,8 +670,7 @@ def test_swarms_trained_apart_give_what_the_whole_arms_give(
         assert ftis("train", "recipe.toml", *(f"--set={key}" for key in keys)) == 0
         places = (sizes / arm / "tiny-seed0" / "F-TIS", sizes / "runs" / "tiny" / "tiny-seed0" / arm)
         for peer in peers:
-            one, other = (weights(place / peer / "checkpoint-4") for place in places)
-            assert all(torch.equal(one[name], other[name]) for name in one), (arm, peer)
+            assert same(*(weights(place / peer / "checkpoint-4") for place in places)), (arm, peer)
 
 
 def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import stand_ins
 from commands import DATA, ROOT, ftis
 
 from ftis.recipe.parsing import load
@@ -26,12 +25,6 @@ PROBLEMS = (*(REAL if HERE else ("task.name=word_problems", "ood=[]")), "task.va
 CARD = 22.0  # gigabytes of 24; the rest is the driver's and what the allocator cannot use
 
 
-@pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("stand_ins")
-
-
 def settings(recipe: str, place: Path, *more: str) -> list[str]:
     models = [f"peers.{peer}.model={place / name}" for peer, name in MODELS[recipe].items()]
     return [word for key in (*models, *PROBLEMS, f"output_dir={place}", *more) for word in ("--set", key)]
@@ -45,7 +38,7 @@ def gigabytes(line: str, after: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", MODELS)
-def test_a_card_of_24_gb_holds_peers_in_turn(recipe: str, stand_ins: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_card_of_24_gb_holds_peers_in_turn(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """By the real shapes, without weights. The recipe quotes these numbers."""
     parameters, path = {}, str(ROOT / "recipes" / f"{recipe}.toml")
     with pytest.raises(SystemExit) as ended:
@@ -73,7 +66,7 @@ def test_a_card_of_24_gb_holds_peers_in_turn(recipe: str, stand_ins: Any, capsys
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "prompts"), [("qwen3_family", 6), ("two_families", 8)])
-def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, prompts: int, stand_ins: Any, tmp_path: Path) -> None:
+def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, prompts: int, tmp_path: Path) -> None:
     if recipe == "qwen3_family":
         pytest.importorskip("bitsandbytes")
     for name in MODELS[recipe].values():
@@ -91,7 +84,7 @@ def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, prompts: int, sta
     task = load_task(plan.task)
     for peer, name in MODELS[recipe].items():
         tokenizer = stand_ins.tokenizer_of(stand_ins.SHAPES[name][0])
-        prompt = tokenizer.decode(render_prompt(task.train[0], plan.prompt, tokenizer))
+        prompt = str(tokenizer.decode(render_prompt(task.train[0], plan.prompt, tokenizer)))
         assert prompt.endswith(
             "assistant\n<think>\n\n</think>\n\n" if "Qwen3" in name else "assistant<|end_header_id|>\n"
         )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from policies import ids_of
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ftis.config import PeerConfig
@@ -67,10 +68,6 @@ def prompts() -> list[Ints]:
     """Prompts of unequal length."""
     rng = np.random.default_rng(0)
     return [rng.integers(3, VOCABULARY, 20 + 3 * n).astype(np.int32) for n in range(6)]
-
-
-def ids_of(groups: Sequence[Sequence[Rollout]]) -> list[list[int]]:
-    return [rollout.completion_ids.tolist() for group in groups for rollout in group]
 
 
 def rows_of(groups: Sequence[Sequence[Rollout]]) -> tuple[list[Ints], list[Ints]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TinyModelDir, TinyPolicy
-from run_files import differences, records_of
+from run_files import differences, records_of, same
 from safetensors.torch import load_file
 
 from ftis.engines import kept
@@ -76,10 +76,6 @@ def files(run: Path) -> dict[str, Any]:
         for number, of in torch.load(path)["state"].items():
             found |= {f"{path.relative_to(run)} {number} {name}": tensor for name, tensor in of.items()}
     return found
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from run_files import differences, records_of, weights
+from run_files import differences, records_of, same, weights
 from twin import Twin
 
 from ftis.admission import Admitter, Collected
@@ -217,9 +216,8 @@ def at_a_known_speed(share: Share, metrics: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize(("overlap", "share"), [(1, "equal"), (1, "speed"), (0, "speed")])
 def test_killed_at_each_point_of_a_round_it_ends_as_if_unbroken(
-    overlap: int, share: str, goes_back: None, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    overlap: int, share: str, goes_back: None, tmp_path: Path, models: dict[str, Path]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     rewards = {"function": ["earned.third", "recipes.evenness"]}
     training = {"no_regret": 0.1, "share": share, "save_every": ROUNDS}  # and for the guard after 2 and 5 rounds
     recipe, said = recipe_in(tmp_path, models, overlap, reward=rewards, training=training), list[str]()
@@ -239,8 +237,7 @@ def test_killed_at_each_point_of_a_round_it_ends_as_if_unbroken(
             lives.train(say)
     lives.train(say)
     assert differences(records_of(killed), records_of(unbroken)) == []
-    one, other = (weights(place / f"checkpoint-{ROUNDS}") for place in (unbroken, killed))
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert same(*(weights(place / f"checkpoint-{ROUNDS}") for place in (unbroken, killed)))
     rows = read_jsonl(unbroken / "metrics.jsonl")
     if overlap:
         assert [row["sampling/staleness"] for row in rows] == [int(at not in (0, ALARM)) for at in range(ROUNDS)]
@@ -253,7 +250,6 @@ def test_a_finished_round_outlives_the_failure_of_the_draw_for_the_next(
     owner: type, method: str, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vLLM server draws round 3 while the peer learns from round 2, and may be gone then."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(Twin, "draws_alone", True)
     training, sampling = {"save_every": ROUNDS}, {"sampler": "twin.with_twin", "max_completion_length": 8}
     recipe = recipe_in(tmp_path, models, training=training, sampling={"num_generations": 8, **sampling})

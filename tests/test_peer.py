@@ -34,9 +34,7 @@ MakePeer = Callable[..., Peer]
 
 
 @pytest.fixture
-def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePeer:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
+def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path) -> MakePeer:
     def make(
         objective: str = "F-TIS",
         steps: int = 2,

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from commands import ftis, trained
-from run_files import differences, records_of, weights, without_times
+from run_files import differences, records_of, same, weights, without_times
 
 from ftis.config import FtisError
 from ftis.honesty.selection import HonestyTest
@@ -107,8 +106,7 @@ def test_a_run_that_went_back_ends_as_if_it_never_had(
     assert ftis("train", "recipe.toml", "--resume", str(step)) == 0
     assert "alone, b: from step 6 to step" in capsys.readouterr().out
     assert differences(records_of(run), records_of(honest / RUN)) == []
-    expected, got = (weights(of / "F-TIS" / "a" / "checkpoint-6") for of in (honest / RUN, run))
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert same(*(weights(of / "F-TIS" / "a" / "checkpoint-6") for of in (honest / RUN, run)))
     assert (run / "summary.json").exists()
 
 

@@ -16,7 +16,7 @@ import torch
 from conftest import TinyPolicy, assert_one_line, make_tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from policies import check_drawn, drawn_rows, rows_of
+from policies import check_drawn, drawn_rows, ids_of, rows_of
 from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -57,17 +57,8 @@ POISON = {
 PROMPTS = rows_of((3, 9, 5, 9, 1, 7))
 
 
-@pytest.fixture
-def policy(tiny_policy: TinyPolicy) -> Policy:
-    return tiny_policy()
-
-
 def flat(groups: list[tuple[Rollout, ...]]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group]
-
-
-def tokens(groups: list[tuple[Rollout, ...]]) -> list[list[list[int]]]:
-    return [[rollout.completion_ids.tolist() for rollout in group] for group in groups]
 
 
 def capture_steps(patch: pytest.MonkeyPatch) -> None:
@@ -128,7 +119,7 @@ def test_greedy_text_is_the_same_however_it_is_drawn(
         if captured and (kind[0] not in ("sliding", "gemma3") or (kind[1] and not shared)):
             capture_steps(patch)
         groups = sampler(policy, prompts, repeats, decoding, 0, batch_size)
-    assert tokens(groups) == [[ids] * repeats for ids in expected]
+    assert ids_of(groups) == [[ids] * repeats for ids in expected]
     check_drawn(policy, prompts, groups)
     for rollout in flat(groups):
         check_ends(rollout, ENDS, 12)
@@ -137,11 +128,11 @@ def test_greedy_text_is_the_same_however_it_is_drawn(
 @SAMPLERS
 def test_a_lora_policy_is_sampled_with_its_adapter(sampler: Sampler, tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(train="lora", lora_r=4, learning_rate=0.05)
-    untrained = tokens(sampler(policy, PROMPTS, 2, Decoding(10), 0))
+    untrained = ids_of(sampler(policy, PROMPTS, 2, Decoding(10), 0))
     completions = rows_of((4,) * len(PROMPTS), seed=1)
     policy.step(PROMPTS, completions, 1.0, lambda logp, mask, rows: -logp.sum())
     groups = sampler(policy, PROMPTS, 2, Decoding(10), 0)
-    assert tokens(groups) != untrained
+    assert ids_of(groups) != untrained
     check_drawn(policy, PROMPTS, groups)
 
 
@@ -342,7 +333,7 @@ def test_groups_come_in_the_order_of_their_prompts(sampler: Sampler) -> None:
     lasts = (5, 3, 7, 4, 6)
     prompts = [np.array([1] * (i % 3) + [last], np.int32) for i, last in enumerate(lasts)]
     groups = sampler(policy, prompts, 3, Decoding(4), 0)
-    assert tokens(groups) == [[[last] * 4] * 3 for last in lasts]
+    assert ids_of(groups) == [[[last] * 4] * 3 for last in lasts]
     assert sampler(policy, [], 4, Decoding(10), 0) == []
 
 
@@ -366,11 +357,11 @@ def test_sampling_depends_on_its_seed_alone(sampler: Sampler, policy: Policy) ->
     assert torch.equal(torch.get_rng_state(), before)  # whoever else draws numbers is not disturbed
     torch.manual_seed(2)
     again = sampler(policy, PROMPTS, 3, Decoding(10), 5)
-    assert tokens(again) == tokens(first)
+    assert ids_of(again) == ids_of(first)
     for a, b in zip(flat(first), flat(again), strict=True):
         assert a.gen_logp.tobytes() == b.gen_logp.tobytes()
-    others = [tokens(sampler(policy, PROMPTS, 3, Decoding(10), seed)) for seed in (6, 2**31, 0)]
-    assert all(other != tokens(first) for other in others)
+    others = [ids_of(sampler(policy, PROMPTS, 3, Decoding(10), seed)) for seed in (6, 2**31, 0)]
+    assert all(other != ids_of(first) for other in others)
     assert others[0] != others[1] != others[2]
 
 
@@ -379,16 +370,16 @@ def test_no_more_are_drawn_at_a_time_than_fit(sampler: Draw, policy: Policy, mon
     prompts, largest = rows_of((3, 9, 5, 9, 1, 7)), [0]
     policy.model.register_forward_hook(lambda _, __, output: largest.append(len(output.logits)))
     monkeypatch.setattr("ftis.engines.builtin.fuses", lambda model: False)  # its steps do not call the model
-    expected = tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0))
+    expected = ids_of(sampler(policy, prompts, 2, Decoding(16, 0.0), 0))
     assert max(largest) == 12
     places = 9 + 16 if sampler is generate_sampler else 9 + 2 * 16  # whose batches follow one another
     monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 5 * slots.row_bytes(policy.model.config, places, 4))
     for batch_size, most in ((0, 4), (2, 2), (12, 4)):
         largest[:] = [0]
-        assert tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size)) == expected
+        assert ids_of(sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size)) == expected
         assert max(largest) == most
     monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 1)
-    assert tokens(sampler(policy, prompts, 2, Decoding(16, 0.0), 0)) == expected
+    assert ids_of(sampler(policy, prompts, 2, Decoding(16, 0.0), 0)) == expected
 
 
 def test_a_cache_whose_rows_are_taken_over_stays_within_bytes(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +479,7 @@ def test_sampling_goes_on_where_steps_cannot_be_captured(policy: Policy, monkeyp
     monkeypatch.setattr(StepGraph, "__call__", failing)
     with pytest.warns(UserWarning, match="CUDA graphs are left out: operation not permitted"):
         found = builtin_sampler(policy, prompts, 2, Decoding(20, 0.0), 0)
-    assert tokens(found) == tokens(expected)
+    assert ids_of(found) == ids_of(expected)
 
 
 def test_waiting_prompts_take_the_place_of_rows_that_ended(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,7 +533,7 @@ def test_turns_that_go_on_are_those_that_are_read_again(
             groups = sampler(policy, prompts, repeats if turn == 0 else 1, decoding, 0, batch_size)
             if turn:
                 again = sampler(policy, prompts, 1, Decoding(4, temperature=0.0), 0)
-                assert tokens(groups) == tokens(again)
+                assert ids_of(groups) == ids_of(again)
                 for one, other in zip(flat(groups), flat(again), strict=True):
                     np.testing.assert_allclose(one.gen_logp, other.gen_logp, atol=1e-4)
             rows = whole_rows(prompts, groups)
@@ -651,7 +642,7 @@ def test_generation_defaults_of_the_directory_never_leak(sampler: Sampler, train
     for temperature in (0.0, 1.0):
         decoding = Decoding(12, temperature)
         expected, found = sampler(clean, PROMPTS, 3, decoding, 1), sampler(poisoned, PROMPTS, 3, decoding, 1)
-        assert tokens(found) == tokens(expected)
+        assert ids_of(found) == ids_of(expected)
         for a, b in zip(flat(expected), flat(found), strict=True):
             np.testing.assert_array_equal(a.gen_logp, b.gen_logp)
         assert inner.generation_config is stored  # hidden, not lost

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -114,8 +113,7 @@ def test_shares_that_are_none_are_named(shares: list[float]) -> None:
         select(judged_of([1.0, -1.0]), [OfShares(lambda judged: torch.tensor(shares), "mine")])
 
 
-def test_a_recipe_names_functions_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_a_recipe_names_functions_and_classes() -> None:
     recipe = recipe_of("ada", "bob", selections=["test_selection.halves", "test_selection.NothingOfBob"])
     kinds = selections_of(recipe, "ada", OBJECTIVES["F-TIS"])
     always = ["penalty", "honesty", "alignment"]

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from admissions import admitter, group, message, only, score
-from conftest import CHARACTERS, TinyPolicy, assert_one_line
+from conftest import CHARACTERS, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 from policies import check_drawn, rows_of
@@ -64,11 +64,6 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(ids: list
 
 STOP = ("a", "7", "</think>", "1")
 PROMPTS = rows_of((3, 9, 5, 9, 1, 7))
-
-
-@pytest.fixture
-def policy(tiny_policy: TinyPolicy) -> Policy:
-    return tiny_policy("qwen2")
 
 
 def flat(groups: list[tuple[Rollout, ...]]) -> list[Rollout]:

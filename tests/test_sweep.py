@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from typing import Any
 
 import pytest
+import sweep
 import torch
 from commands import ROOT
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ftis.engines import agreement, samplers
-
-
-@pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("sweep")
 
 
 @pytest.mark.slow
@@ -29,7 +23,7 @@ def test_the_command_says_fast_slow_refused_or_not_built() -> None:
     assert (found, ended.returncode) == (verdicts, 0), ended.stderr
 
 
-def test_without_the_guard_ties_of_a_sparse_attention_are_wrong(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_guard_ties_of_a_sparse_attention_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "deepseek_v32 (ties)"
     verdict, why = sweep.tried(name)
     assert verdict == "refused", why
@@ -40,7 +34,7 @@ def test_without_the_guard_ties_of_a_sparse_attention_are_wrong(sweep: Any, monk
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "phi3", "qwen2", "qwen3", "starcoder2"])
-def test_a_row_beyond_the_window_is_another(sweep: Any, kind: str) -> None:
+def test_a_row_beyond_the_window_is_another(kind: str) -> None:
     """By the logits of the plain model, with the window and without it."""
     plain, windowed = (sweep.built(name) for name in (kind, f"{kind} (sliding)"))
     assert windowed.config.sliding_window == sweep.LENGTH
@@ -51,12 +45,12 @@ def test_a_row_beyond_the_window_is_another(sweep: Any, kind: str) -> None:
     assert float(apart[: sweep.LENGTH].max()) < 1e-5 < 1e-3 < float(apart[sweep.LENGTH :].max())
 
 
-def test_a_model_with_few_positions_has_its_rows_within_them_and_says_so(sweep: Any) -> None:
+def test_a_model_with_few_positions_has_its_rows_within_them_and_says_so() -> None:
     assert sweep.tried("llama (dynamic)") == ("fast", "rows of at most 16 tokens, as it has no more positions")
 
 
-def test_the_page_names_each_configuration_once(sweep: Any) -> None:
-    names = sorted({*sweep.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *sweep.VARIANTS})
+def test_the_page_names_each_configuration_once() -> None:
+    names = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *sweep.VARIANTS})
     assert {*sweep.ALSO, *sweep.NAMED.values()} <= {*names}
     verdicts = [("fast", ""), ("slow", "by generate"), ("refused", "x cannot be loaded: 7"), ("not built", "why")]
     page = sweep.page({name: verdicts[i % 4] for i, name in enumerate(names)})

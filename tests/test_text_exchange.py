@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from commands import ftis, research, trained
 from make_starters import make_tokenizer
-from run_files import weights, without_times
+from run_files import same, weights, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import byte_level
 
@@ -125,8 +124,7 @@ def test_a_run_that_lost_its_last_rounds_ends_as_if_unbroken_and_a_replay_gives_
     for name, (of_run, weights_then) in before.items():
         assert metrics(place, name) == of_run
         for directory in (run_of(place) / "F-TIS" / name, replayed / name):
-            again = weights(directory / "checkpoint-4")
-            assert all(torch.equal(again[key], weights_then[key]) for key in weights_then)
+            assert same(weights(directory / "checkpoint-4"), weights_then)
 
 
 def test_with_one_tokenizer_text_gives_the_weights_that_ids_give(place: Path) -> None:
@@ -139,7 +137,7 @@ def test_with_one_tokenizer_text_gives_the_weights_that_ids_give(place: Path) ->
     specials = set(make_tokenizer().all_special_ids) - {make_tokenizer().eos_token_id}
     assert not any(specials & set(row["completion_ids"].tolist()) for row in rows(place, "a")), "they have no bytes"
     for name in "ab":
-        assert all(torch.equal(found["ids"][name][key], found["text"][name][key]) for key in found["ids"][name])
+        assert same(found["ids"][name], found["text"][name])
 
 
 @pytest.mark.parametrize(("mode", "limit"), [("vertical", 8), ("horizontal", 0)])

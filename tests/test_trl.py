@@ -32,7 +32,7 @@ from hypothesis import given as given_cases
 from hypothesis import strategies as st
 from light_swarm import free_port
 from policies import relative_difference
-from run_files import without_times
+from run_files import same, without_times
 from test_environments import CALLS
 from test_lengths import by_prefixes
 from test_losses_of_trl import TRLS
@@ -201,7 +201,7 @@ def test_with_nobody_else_it_is_grpotrainer_to_the_bit(options: Options, model: 
     expected, of_trl = trained(GRPOTrainer(str(model), evenness, theirs, train_dataset=rows_of(32)))
     assert losses == expected
     assert len(set(losses)) > 1
-    assert all(torch.equal(moved[name], of_trl[name]) for name in of_trl)
+    assert same(moved, of_trl)
 
 
 LOSSES: list[dict[str, Any]] = [

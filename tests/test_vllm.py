@@ -20,7 +20,7 @@ vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm
 
 from conftest import TinyModelDir, assert_one_line  # noqa: E402
 from light_swarm import free_port  # noqa: E402
-from policies import rows_of  # noqa: E402
+from policies import ids_of, rows_of  # noqa: E402
 from test_handover import move  # noqa: E402
 
 import ftis  # noqa: E402
@@ -93,10 +93,6 @@ def whole(pair: Pair) -> Iterator[Pair]:
 def draw(pair: Pair, decoding: Decoding = PLAIN, seed: int = 0) -> list[Any]:
     policy, sampler = pair
     return sampler(policy, PROMPTS, 1 if decoding.greedy else 4, decoding, seed)
-
-
-def ids_of(groups: list[Any]) -> list[list[list[int]]]:
-    return [[rollout.completion_ids.tolist() for rollout in group] for group in groups]
 
 
 def check_stops(pair: Pair) -> None:
