@@ -108,11 +108,11 @@ TEXT_LOGP = logps(-0.5, -0.25, 0.0, -1 / 512, -2 / 512)
 TEXT_EXAMPLE = packed(TEXT_TABLE, SIZES, ENDS, TEXT, TEXT_LOGP, counts=(2, 5), form=1)
 
 
-def bomb(content_size: int, blocks: int, form: int = 0xA0) -> bytes:
+def bomb(content_size: int, blocks: int) -> bytes:
     """A frame that states ``content_size`` (4 bytes, single segment) and holds ``blocks`` of 128 KiB of zeros each."""
     block = (1 << 17) << 3 | 1 << 1  # repeat one byte
     body = b"".join((block | (i == blocks - 1)).to_bytes(3, "little") + b"\0" for i in range(blocks))
-    return b"\x28\xb5\x2f\xfd" + bytes([form]) + struct.pack("<I", content_size) + body
+    return b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", content_size) + body
 
 
 def synthetic(seed: int, tokens: int, vocabulary: int) -> Message:

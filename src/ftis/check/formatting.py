@@ -13,10 +13,8 @@ def number(value: float | None, sign: str = "") -> str:
     return "–" if value is None else f"{value:{sign}z.3f}"
 
 
-def interval_text(interval: Mapping[str, Any], sign: str = "", between: str = " … ") -> str:
-    """The interval's ends; ``low`` is None where there is no interval."""
-    if interval["low"] is None:
-        return "–"
+def interval_text(interval: Mapping[str, Any], sign: str, between: str) -> str:
+    """The interval's ends."""
     return f"{number(interval['low'], sign)}{between}{number(interval['high'], sign)}"
 
 
