@@ -67,7 +67,7 @@ Jobs = Annotated[
     int,
     typer.Option(
         min=0,
-        help="With --seeds: swarms at a time; 0: one per core, as memory allows; large models on a GPU in turn.",
+        help="With --seeds: swarms at a time. 0: one per core, as memory allows, and large models on a GPU in turn.",
     ),
 ]
 
@@ -112,7 +112,7 @@ def demo(
 
 @app.command()
 def models(
-    names: Annotated[list[str] | None, typer.Argument(help="As listed.", show_default=False)] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Names from the list.", show_default=False)] = None,
     directory: Annotated[Path, typer.Option("--directory", "-d", help="The directory of pretrained models.")] = Path(
         "models"
     ),
@@ -142,7 +142,7 @@ def models(
 
 @app.command()
 def new(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="For the recipe; made if need be.")] = Path("mine"),
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="For the recipe; made if absent.")] = Path("mine"),
     model: Annotated[
         list[str] | None, typer.Option(help="Trained in full: a directory, a Hub id, starter:<name>. Repeatable.")
     ] = None,
@@ -234,7 +234,7 @@ def preflight(
         console.print(line)
     teaching = {one.peer for one in soundings if one.signal}
     if any(teaching.isdisjoint(peer.name for peer in swarm.peers) for swarm in chosen[0].swarms):
-        errors.print("error: as it is, nothing would be learned")
+        errors.print("error: with this recipe nothing would be learned")
         raise typer.Exit(3)
     if len(teaching) == len(soundings):
         command = ["ftis", "train", str(recipe)] + (["--arm", arm] if arm else [])
@@ -263,8 +263,8 @@ def train(
     if seeds is not None:
         if overwrite or step_of(resume) is not None:
             raise typer.BadParameter(
-                "--seeds goes on by itself: go back in one of its runs by that run's recipe.json, as in ftis train "
-                "runs/demo/demo-seed0/recipe.json --resume 20; begin anew by another --set name=…"
+                "--seeds resumes by itself. To go back in one of its runs, name that run's recipe.json, as in ftis "
+                "train runs/demo/demo-seed0/recipe.json --resume 20. To begin anew, give another --set name=…"
             )
         chosen = for_seeds(recipe, set_ or [])
         require_paths(recipe, (one.recipe for one in arms_of(chosen, arms)))
@@ -437,7 +437,7 @@ def evaluate_model(
     model: Annotated[
         str, typer.Argument(help="A Hugging Face directory (a checkpoint too), a Hub id, or starter:<name>.")
     ],
-    recipe: Annotated[Path, typer.Option(help="Its task, prompt, reward and sampling are taken.", show_default=False)],
+    recipe: Annotated[Path, typer.Option(help="Gives task, prompt, reward and sampling.", show_default=False)],
     set_: Overrides = None,
     peer: Annotated[str | None, typer.Option(help="Run the model on this peer's device, in its dtype.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Number of problems, a seeded subset.")] = None,
@@ -497,12 +497,12 @@ def export(
     peer: Annotated[str | None, typer.Option(help="The peer, if several have checkpoints.")] = None,
     arm: Annotated[str | None, typer.Option(help="The arm, if several have checkpoints.")] = None,
     step: Annotated[
-        int | None, typer.Option(min=1, help="The round; by default the last, or the best if kept.")
+        int | None, typer.Option(min=1, help="The round. By default the last; the best if the run kept it.")
     ] = None,
     to: Annotated[Path | None, typer.Option(help="A new directory, by default models/<run>-<arm>-<peer>.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base.")] = False,
     dtype: Annotated[
-        str, typer.Option(metavar="float32|bfloat16|float16", help="Of the weights; training has float32.")
+        str, typer.Option(metavar="float32|bfloat16|float16", help="The weights' type. Training has float32.")
     ] = "float32",
     gguf: Annotated[
         Path | None, typer.Option(metavar="CONVERTER", help="Add a GGUF file by llama.cpp's convert_hf_to_gguf.py.")

@@ -45,7 +45,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Replace a key, e.g. peers.small.learning_rate=1e-4. Repeatable."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would do and what that takes; train nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost; train nothing.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the earlier run first.")]
 
 NEWEST = "newest"
@@ -75,7 +75,7 @@ Resume = Annotated[
         "--resume",
         metavar="[STEP]",
         callback=_resume,
-        help="Go on where the run stopped, or start it. With STEP: undo what came after that checkpoint first.",
+        help="Go on where the run stopped, or start it. With STEP: first undo what came after that checkpoint.",
     ),
 ]
 

@@ -44,7 +44,7 @@ Certificates = Annotated[
 
 def join(
     recipe: Annotated[Path, typer.Argument(help="The recipe, the same for all peers.", show_default=False)],
-    peer: Annotated[str, typer.Option("--peer", help="The recipe's peer that this machine is.", show_default=False)],
+    peer: Annotated[str, typer.Option("--peer", help="The peer of the recipe that runs here.", show_default=False)],
     connect: Endpoints = None,
     listen: Listeners = None,
     client: Annotated[
@@ -54,7 +54,7 @@ def join(
     roster: Annotated[Path | None, typer.Option(help="The peers' public keys (ftis keys roster).")] = None,
     open_: Annotated[bool, typer.Option("--open", help="No roster: trust everybody who can connect.")] = False,
     tls: Certificates = None,
-    arm: Annotated[str | None, typer.Option(help="The arm, if peers learn together in several.")] = None,
+    arm: Annotated[str | None, typer.Option(help="The arm, if the recipe has several with partners.")] = None,
     set_: Overrides = None,
     dry_run: DryRun = False,
     resume: Resume = None,

@@ -49,10 +49,10 @@ EXAMPLES = 2
 WIDTH = 48
 """The column at which comments begin, unless a value reaches beyond it."""
 SAVERS: tuple[tuple[str, Any, str], ...] = (
-    ("tokens_per_microbatch", 4096, "padded tokens learned from at a time: lower takes less memory"),
-    ("tokens_per_microbatch", 1024, "padded tokens learned from at a time: lower takes less memory"),
+    ("tokens_per_microbatch", 4096, "padded tokens in a pass of learning: fewer take less memory"),
+    ("tokens_per_microbatch", 1024, "padded tokens in a pass of learning: fewer take less memory"),
     ("gradient_checkpointing", True, "computes activations twice instead of keeping them: less memory, slower"),
-    ("tokens_per_microbatch", 256, "padded tokens learned from at a time: lower takes less memory"),
+    ("tokens_per_microbatch", 256, "padded tokens in a pass of learning: fewer take less memory"),
 )
 """Keys of a peer that save memory, each tried together with those before it."""
 SPARE = 0.8

@@ -56,7 +56,7 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     """
     lines = _of_arms(checked)
     if len(checked.arms) == 1:
-        lines.append("one arm: nothing is compared with it; [[arms]] of a recipe are compared, as in recipes/demo.toml")
+        lines.append("one arm, so nothing is compared; further [[arms]] would be, as in recipes/demo.toml")
     return [*lines, *without_effect(every), *remarks(checked), *rates(checked.arms)]
 
 
@@ -243,7 +243,7 @@ def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
     rate, key = peer.learning_rate, f"set peers.{peer.name}.learning_rate"
     tiny, million = parameters < SMALL, f"models of {parameters / 1e6:,.3g} million parameters"
     if peer.train == "lora" and not LOW_FOR_LORA <= rate <= HIGH_FOR_LORA * (TINY_LORA if tiny else 1):
-        return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4, of which {BEGIN_LORA}: {key}"]
+        return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4; {BEGIN_LORA}: {key}"]
     low, high = (LOW_FOR_TINY, HIGH_FOR_TINY) if tiny else (LOW_FOR_FULL, HIGH_FOR_FULL)
     if peer.train == "full" and parameters < LARGE and rate < low:
         return [f"the learning rate is {rate:g}, and {million} want more: {LEARNED_AT}: {key}"]

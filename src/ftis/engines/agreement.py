@@ -108,8 +108,8 @@ class Gaps:
         apart = " and ".join(f"{name} is {gap:.2g} nats off" for name, gap in off.items()) + ","
         raise ModelError(
             f"peer {policy.config.name!r}: sampler, learner and a plain pass of one row do not see one policy: {apart} "
-            f"and rounding explains {max(self.most):.2g}. Importance weights would be wrong, so nothing is trained: "
-            f"{remedy or of_recipe}"
+            f"and rounding explains at most {max(self.most):.2g}. Importance weights would be wrong, so nothing is "
+            f"trained: {remedy or of_recipe}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The kind of a device, by which costs differ, and the most memory that a process has used on it."""
+"""The kind of a device, which decides costs, and the most memory that a process has used on it."""
 
 from __future__ import annotations
 

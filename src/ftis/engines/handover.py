@@ -195,9 +195,9 @@ class Copied(Sampler):
         whole = n == decoding.max_completion_length or (n > 0 and completion.ids[-1] in policy.end_ids)
         if not whole and not (decoding.stop and holds(decoding.stop, policy.detokenize(completion.ids))):
             raise SamplerError(
-                f"{self.engine.name} ended a completion after {n} of {decoding.max_completion_length} tokens behind a "
-                f"prompt of {prompt_length}, for {completion.reason!r}, with nothing that ends one: raise "
-                f"its max_model_len, or leave out end tokens and stop strings that only it knows"
+                f"{self.engine.name} ended a completion after {n} of {decoding.max_completion_length} tokens, after a "
+                f"prompt of {prompt_length}, for the reason {completion.reason!r}. It holds neither an end token nor a "
+                f"stop string of the recipe: raise max_model_len, or leave out ends that only {self.engine.name} knows"
             )
 
     def _check_draw(

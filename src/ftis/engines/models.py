@@ -294,8 +294,8 @@ def _chosen(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) ->
     except ValueError as error:
         linear = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "in_features")}
         raise ModelError(
-            f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)} They are "
-            f"lora_target_modules; the model has {', '.join(sorted(linear))}"
+            f"peer {config.name!r}: LoRA does not fit {config.model}: {first_line(error)} Name "
+            f"as lora_target_modules some of its linear layers: {', '.join(sorted(linear))}"
         ) from None
     _refuse_shared_targets(adapted, f"peer {config.name!r}: lora_target_modules")
     _refuse_routers(adapted, config)

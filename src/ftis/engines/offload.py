@@ -1,8 +1,8 @@
 """Policies that take turns on a device: those that wait have weights and moments in main memory.
 
 A tensor leaves by giving its storage back, and returns into the same storage. So every name for it stays valid, as
-those of tied weights. On a GPU, copies to main memory go on while it samples, and copies from there while the CPU reads
-the others' messages. The same code moves tensors between two places of main memory if the device is a CPU.
+those of tied weights. On a GPU, copies to main memory go on while a peer samples, and copies from there while the CPU
+reads the others' messages. The same code moves tensors between two places of main memory if the device is a CPU.
 """
 
 from __future__ import annotations

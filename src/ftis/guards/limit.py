@@ -1,4 +1,4 @@
-"""Selections of others' rollouts without a message: at most so many, no failures, less of short ones."""
+"""Limits on others' rollouts, which need no message: at most so many, no failures, less of short ones."""
 
 from __future__ import annotations
 

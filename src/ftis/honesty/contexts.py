@@ -207,7 +207,7 @@ def _keys(completions: Sequence[Ints]) -> tuple[Keys, ...]:
     padded[place_T] = token = np.concatenate(completions, dtype=np.int64)
     if (highest := int(token.max(initial=0))) >= START:
         raise FtisError(
-            f'token id {highest}: the honesty test tells ids below {START} apart: set honesty.action = "off"'
+            f'token id {highest}: the honesty test handles only ids below {START}: set honesty.action = "off"'
         )
     one = padded[place_T - 1]
     two = padded[place_T - 2] << ID_BITS | one

@@ -279,8 +279,8 @@ def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
 
 
 _TRL = "for several GPUs a peer, start a TRL script with accelerate launch (docs/gpus.md)"
-_SAMPLED = "groups without signal stay; more sampling.num_generations leave fewer of them"
-_OF_PART = 'train = "lora" trains a part of a model, and a TRL script may freeze any'
+_SAMPLED = "groups without signal stay in the round; raise sampling.num_generations to have fewer of them"
+_OF_PART = 'train = "lora" trains a part of a model, and a TRL script may freeze any part'
 
 GONE = {
     'budget = "seconds"': "training.swarm_size = 1 and prompts_per_round give an arm alone the swarm's time",
@@ -290,12 +290,12 @@ GONE = {
     "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
     "resample": _SAMPLED,
     "resample_budget": _SAMPLED,
-    "rounds_late": "messages come late in a swarm that has joined",
+    "rounds_late": "only peers of ftis join have late messages",
     "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
     'train = "subset"': _OF_PART,
     "trainable_parameters": _OF_PART,
-    "swarms": "training.swarm_size puts neighbours among the peers together",
-    "swarm_size": "training.swarm_size in the arm's set has its place",
+    "swarms": "training.swarm_size divides the peers, in their order, into swarms of that size",
+    "swarm_size": "write training.swarm_size into the arm's set",
     "wire": "messages have one form, with exact log-probabilities",
 }
 """Keys and values that recipes had once, and their successors."""

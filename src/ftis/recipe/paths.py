@@ -31,8 +31,7 @@ def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
                 continue
             if above := next((place for place in file.resolve().parents if (place / path).exists()), None):
                 raise RecipeError(
-                    f"{key} = {path!r} leads nowhere from {Path.cwd()}, where the command runs, but from {above}: "
-                    f"cd {above} first"
+                    f"{key} = {path!r} is not in {Path.cwd()}, where the command runs, but in {above}: cd {above} first"
                 )
             if path in models:
                 raise RecipeError(f"{key}: {no_model_at(path)}")

@@ -1,7 +1,7 @@
 """Decisions on processes: which peers run in parallel, how many compute at a time, which share a base or a GPU.
 
-The sizes of models decide, so this module counts their parameters too, and guesses the duration of training before any
-round is measured: the longest jobs begin first by it.
+The sizes of models decide, so this module counts their parameters too. It guesses the duration of training before any
+round is measured, so that the longest jobs begin first.
 """
 
 from __future__ import annotations

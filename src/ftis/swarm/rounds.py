@@ -16,9 +16,9 @@ A round closes at the first of these:
 - they take too long beside the others (:mod:`ftis.swarm.pace`);
 - the deadline.
 
-It closes against the roster, never against the peers
-that happen to be visible: below the quorum it follows the recipe's ``below_quorum``, loudly. A transport with threads
-holds one lock around all calls; :mod:`ftis.swarm.link` is one.
+The quorum counts against the roster, never against the peers that happen to be visible. Below it a peer follows the
+recipe's ``below_quorum``, loudly. A transport with threads holds one lock around all calls; :mod:`ftis.swarm.link` is
+such a transport.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def factory_of(recipe: Recipe, given: Any, without_us: Mapping[str, Any]) -> Any
             f"train this peer, or write public methods instead"
         )
     if not hasattr(environment.instance, "__dict__"):
-        why = "the object of an episode that took too long gets another get_reward"
-        raise OptionError(f"task.environment = {path!r} has __slots__, and {why}: leave them out")
+        why = "an episode that took too long needs another get_reward on its object"
+        raise OptionError(f"task.environment = {path!r} has __slots__, but {why}: leave them out")
     seed = inspect.signature(environment.instance.reset).parameters.get("seed")
     for name, rows in without_us.items() if seed is not None and seed.default is seed.empty else ():
         each = rows.values() if isinstance(rows, dict) else [rows]

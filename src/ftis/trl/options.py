@@ -131,7 +131,7 @@ def _of_sampling(args: Any, recipe: Recipe) -> Iterator[str]:
             yield f"{name} = {value!r}: the recipe's sampling.{name} is {wanted!r}; set {name}={wanted!r}"
     calls = args.max_tool_calling_iterations
     if recipe.task.environment and calls not in (None, sampling.max_turns - 1):
-        why = f"the recipe's sampling.max_turns is {sampling.max_turns}, one more than calls"
+        why = f"the recipe's sampling.max_turns is {sampling.max_turns}, so it must be {sampling.max_turns - 1}"
         yield f"max_tool_calling_iterations = {calls}: {why}; leave it out"
     if (sampling.top_k or sampling.top_p < 1) and not args.use_vllm:
         why = "transformers' generate reports no log-probabilities of a truncated distribution"

@@ -109,7 +109,7 @@ class Display:
             case JobEnded():
                 self._job_ended(event.place.job)
             case AskedToStop():
-                self.console.print("stopping after what is under way, such as a round; once more to stop at once")
+                self.console.print("stopping after work under way, such as a round; Ctrl-C once more to stop at once")
             case _ if event.place.job:
                 self._of_job(event)
             case ArmBegun():

@@ -137,7 +137,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
         if one.idle_filter is not None:
             changes.append(
                 f"completions of {one.mean_length:.0f} tokens hardly come to {one.idle_filter:g} nats of KL, so the "
-                f'filter drops nothing; with short ones objective.kl_estimator = "k3" and kl_threshold = 0.5 do filter'
+                f'filter drops nothing; for short ones set objective.kl_estimator = "k3" and kl_threshold = 0.5'
             )
         for line in [verdict(one), *changes, *rate_advice(recipe.peer(one.peer), one.parameters)]:
             peers_of.setdefault(line, []).append(one.peer)
@@ -165,8 +165,8 @@ def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.tabl
         for one in soundings
     ]
     note = (
-        "peak memory is that of some of these groups; a round samples and learns from more: what that takes stands "
-        "below, and by peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these "
+        "peak memory is that of some of these groups. A round samples and learns from more: its memory stands below, "
+        "and for each peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these "
         "groups"
     )
     if (groups := min((len(one.rewards) for one in soundings), default=FEW)) < FEW:

@@ -103,7 +103,7 @@ def application(watched: Path, token: str = "") -> Starlette:
             query = request.query_params
             # Against DNS rebinding: a foreign page could point its own name at this server.
             if not token and re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]") not in LOCAL:
-                return _plain("This page is shown at this machine's own names.\n", 400)
+                return _plain("This page is shown only under this machine's own names.\n", 400)
             if token and not hmac.compare_digest(query.get("token", "").encode(), token.encode()):
                 return _plain("The address lacks the right token: take the one that ftis watch printed.\n", 403)
             try:
