@@ -151,14 +151,14 @@ def new(
         str | None, typer.Option(metavar="FILE", help="A .jsonl file, or a directory with train.jsonl.")
     ] = None,
     reward: Annotated[
-        str | None, typer.Option(metavar="exact|number|math|own", help="By default guessed from the answers.")
+        str | None, typer.Option(metavar="exact|number|math|own", help="How answers are compared. By default guessed.")
     ] = None,
-    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="By default guessed.")] = None,
-    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="By default guessed.")] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of questions. By default guessed.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of answers. By default guessed.")] = None,
 ) -> None:
     """Write a recipe for your models and problems.
 
-    A reward to edit comes with it. On a terminal it asks for missing values.
+    With --reward own a reward to edit comes with it. On a terminal it asks for missing values.
     """
     with busy(LOADING):
         from ftis.check.draft import REWARDS, Train, begin, problems_in
@@ -201,7 +201,7 @@ def new(
 def preflight(
     recipe: RecipeFile,
     set_: Overrides = None,
-    arm: Annotated[str | None, typer.Option(help="By default the recipe's first.")] = None,
+    arm: Annotated[str | None, typer.Option(help="The arm. By default the recipe's first.")] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups that each peer samples.")] = 4,
 ) -> None:
     """Predict whether a recipe would learn, and the cost of a round."""

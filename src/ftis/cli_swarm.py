@@ -31,10 +31,13 @@ from ftis.records.events import Planned
 
 Endpoints = Annotated[
     list[str] | None,
-    typer.Option("--connect", metavar="ENDPOINT", help="As tcp/host:7447 or tls/host:7447. Repeatable."),
+    typer.Option(
+        "--connect", metavar="ENDPOINT", help="Where another listens: tcp/host:7447 or tls/host:7447. Repeatable."
+    ),
 ]
 Listeners = Annotated[
-    list[str] | None, typer.Option("--listen", metavar="ENDPOINT", help="As tcp/0.0.0.0:7447. Repeatable.")
+    list[str] | None,
+    typer.Option("--listen", metavar="ENDPOINT", help="Where to listen: tcp/0.0.0.0:7447. Repeatable."),
 ]
 Certificates = Annotated[
     Path | None,
@@ -177,7 +180,7 @@ def new_keys(
         bool, typer.Option("--tls", help="Make certificates for tls/ endpoints instead, of peers and routers.")
     ] = False,
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="With --tls: address written into them. Repeatable.")
+        list[str] | None, typer.Option("--host", help="With --tls: an address for the certificates. Repeatable.")
     ] = None,
 ) -> None:
     """Make a private and a public key for each name. The private one stays on its machine."""
