@@ -56,7 +56,7 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     """
     lines = _of_arms(checked)
     if len(checked.arms) == 1:
-        lines.append("one arm, so nothing is compared; further [[arms]] would be, as in recipes/demo.toml")
+        lines.append("one arm: nothing is compared; further [[arms]] would be, as in recipes/demo.toml")
     return [*lines, *without_effect(every), *remarks(checked), *rates(checked.arms)]
 
 
