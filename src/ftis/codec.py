@@ -250,10 +250,11 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
 
     stops = np.cumsum(columns.lengths, dtype=np.int64)
     unit_stops = stops if columns.unit is None else np.cumsum(columns.unit[stops - 1] + 1, dtype=np.int64)
-    unit = [] if columns.unit is None else [_parts(columns.unit, stops)]
-    rollouts = map(Rollout, _parts(columns.ids, stops), _parts(columns.logp, unit_stops), *unit)
-    sizes = zip(columns.items.tolist(), columns.counts.tolist(), strict=True)
-    groups = tuple([Group(peer, round_, item, tuple(itertools.islice(rollouts, count))) for item, count in sizes])
+    units = [None] * len(stops) if columns.unit is None else _parts(columns.unit, stops)
+    rollouts = list(map(Rollout, _parts(columns.ids, stops), _parts(columns.logp, unit_stops), units))
+    spans = itertools.pairwise([0, *np.cumsum(columns.counts, dtype=np.int64).tolist()])
+    of_items = zip(columns.items.tolist(), spans, strict=True)
+    groups = tuple([Group(peer, round_, item, tuple(rollouts[start:stop])) for item, (start, stop) in of_items])
     return Message(Header(run.hex(), round_, peer, tokenizer.hex(), temperature, top_k, top_p), groups)
 
 

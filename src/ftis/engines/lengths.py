@@ -144,8 +144,10 @@ class BySwitch(Forward):
         for first, last in ((0, self.switch), (self.switch + 1, sys.maxsize)):  # tokens after rows of so many
             parts = [(i, max(len(p), first), min(len(rows[i]), last + 1)) for i, p in enumerate(prompts)]
             if parts := [(i, start, end) for i, start, end in parts if start < end]:
-                outputs.append(self.forward([rows[i][:s] for i, s, _ in parts], [rows[i][s:e] for i, s, e in parts]))
-                places += [place_n[i] + np.arange(s, e) - len(prompts[i]) for i, s, e in parts]
+                before = [rows[i][:start] for i, start, _ in parts]
+                predicted = [rows[i][start:end] for i, start, end in parts]
+                outputs.append(self.forward(before, predicted))
+                places += [place_n[i] + np.arange(start, end) - len(prompts[i]) for i, start, end in parts]
         return torch.cat(outputs)[torch.from_numpy(np.argsort(np.concatenate(places)))]
 
 

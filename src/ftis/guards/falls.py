@@ -94,7 +94,8 @@ class FallTest:
         self.rounds.append(means)
         self._gains.append((np.log1p(stakes * (x - guess)) + stakes * guess).sum(1))
         self._before = [*self._before, self._windows()][-LONGEST:]
-        self._after = np.concatenate([self._after, np.zeros((1, *bets_fm.shape))])[-LONGEST:] + bets_fm
+        with_new = np.concatenate([self._after, np.zeros((1, *bets_fm.shape))])
+        self._after = with_new[-LONGEST:] + bets_fm
         most = max(self.shortest(len(of_round)) for of_round in self.rounds)
         longest = LONGEST + (TIMES[-1] + GAPS[-1] + 1) * most  # the last for μ
         del self.rounds[:-longest], self._gains[:-longest]

@@ -81,7 +81,8 @@ def by_length(recipe: Recipe, own: str) -> Selection | None:
 def _length_shares(judged: Judged) -> Tensor:
     batch, own_N = judged.batch, torch.from_numpy(judged.batch.own_N)
     length_N = torch.tensor([float(len(rollout)) for rollout in batch.rollouts])
-    compared_N = own_N & (judged.advantage_N > 0) if bool((judged.advantage_N[own_N] > 0).any()) else own_N
+    success_N = own_N & (judged.advantage_N > 0)
+    compared_N = success_N if bool(success_N.any()) else own_N
     share_N = (length_N / length_N[compared_N].mean()).clamp(max=1) if own_N.any() else torch.ones(len(batch))
     return torch.where(own_N, 1.0, share_N)[judged.rows]
 

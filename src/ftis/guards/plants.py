@@ -146,8 +146,9 @@ class PlantTest:
             self.log_r[j] += nats
         self.holds_N = np.zeros(len(batch), np.bool_)
         new, spared = dict[NGram, Mapping[str, float]](), set[NGram]()
-        for at, j in sorted(enumerate(self.tested), key=lambda pair: len(self.tested[pair[1]])):
-            ids, holds_N, (taken_up, helps, no_better) = self.tested[j], holds_TN[at], self._shown(j)
+        holds_by_j = dict(zip(self.tested, holds_TN, strict=True))
+        for j, ids in sorted(self.tested.items(), key=lambda item: len(item[1])):
+            holds_N, (taken_up, helps, no_better) = holds_by_j[j], self._shown(j)
             free = not helps and spared.isdisjoint(parts_of(ids))
             if j not in self.found and free and taken_up and no_better:
                 self.found[j] = self.own_rounds

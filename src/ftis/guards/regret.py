@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ftis.config import Recipe
 from ftis.guards.falls import LONGEST, FallTest, shortest_window
-from ftis.guards.plants import PlantTest
+from ftis.guards.plants import Found, PlantTest
 from ftis.rollouts import Decode
 from ftis.selection import Judged, Selection
 
@@ -222,19 +222,7 @@ class NoRegret(Selection):
 
     def sentences(self, decode: Decode) -> list[str]:
         """This round's decisions."""
-        found = [
-            f"own answers took up {decode(ids)!r}"
-            + (f" (and {more} more texts)" if more else "")
-            + " and are not shown to be better with it; others brought it"
-            + (
-                f" ({', '.join(f'{name} in {part:.0%}' for name, part in share.items())} of their rewarded ones)"
-                if share
-                else ""
-            )
-            + ", so nobody's completion with it is learned from"
-            for ids, share, more in self.plants.news
-        ]
-        return [*self.remarks, *found]
+        return [*self.remarks, *(_in_words(found, decode) for found in self.plants.news)]
 
     def state(self) -> Mapping[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in UNKEPT}
@@ -245,6 +233,16 @@ class NoRegret(Selection):
         self.test.restore(saved.pop("test"))
         self.plants.restore(saved.pop("plants"))
         vars(self).update(saved)
+
+
+def _in_words(found: Found, decode: Decode) -> str:
+    more = f" (and {found.more} more texts)" if found.more else ""
+    shares = ", ".join(f"{name} in {part:.0%}" for name, part in found.share.items())
+    by_whom = f" ({shares} of their rewarded ones)" if shares else ""
+    return (
+        f"own answers took up {decode(found.ids)!r}{more} and are not shown to be better with it; others brought "
+        f"it{by_whom}, so nobody's completion with it is learned from"
+    )
 
 
 UNKEPT = ("recipe", "own", "name", "test", "plants", "back_to", "remarks")

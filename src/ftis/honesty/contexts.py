@@ -180,8 +180,9 @@ class Contexts:
 
 
 def renumbered(keys: Keys, new_number: Keys, tokens: int) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Keys of so many tokens, with their new numbers, and whether all of their tokens have one."""
-    parts = [new_number[(keys >> place * ID_BITS) & (START if place < tokens - 1 else -1)] for place in range(tokens)]
+    """Keys of so many tokens each, by the tokens' new numbers, and whether all tokens of a key have one."""
+    *later, first = (keys >> place * ID_BITS for place in range(tokens))  # the first may have one bit more
+    parts = [*(new_number[shifted & START] for shifted in later), new_number[first]]
     there: npt.NDArray[np.bool_] = np.all([part >= 0 for part in parts], axis=0)
     return sum((part << place * ID_BITS for place, part in enumerate(parts)), np.zeros_like(keys)), there
 

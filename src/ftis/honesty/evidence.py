@@ -107,7 +107,8 @@ class Detector:
         sum_LN, before_P = log_e_LN.cumsum(1), np.bincount(ratios.group_N).cumsum()[:-1] - 1
         starts_LP = np.pad(sum_LN[:, before_P], ((0, 0), (1, 0)))  # a start at a group has R = 1/n · Π of E from it on
         starts_LP = np.column_stack([self.log_r, -math.log(self.groups_of_run) - starts_LP])
-        log_r_LN = np.logaddexp.accumulate(starts_LP, axis=1)[:, 1:][:, ratios.group_N] + sum_LN
+        weight_LP = np.logaddexp.accumulate(starts_LP, axis=1)[:, 1:]  # of all starts up to the group
+        log_r_LN = weight_LP[:, ratios.group_N] + sum_LN
         nats_N = np.logaddexp.reduce(log_r_LN) + self._log_scale
         self.log_r = log_r_LN[:, -1].tolist()
         self.groups, self.known = self.groups + len(ratios.known_P), self.known + int(ratios.known_P.sum())

@@ -85,14 +85,16 @@ class Frequent:
         contexts, context_A = np.unique(keys >> ID_BITS, return_inverse=True)
         context_U, counted_U = _lookup(contexts, key_U >> ID_BITS)
         place_P = group_P * len(contexts) + context_U[of_P]
-        places_GC = np.bincount(place_P[counted_U[of_P]], minlength=groups * len(contexts)).reshape(groups, 1, -1)
-        e_GKC = np.exp(places_GC * LOG_REST[:, None])
+        places = np.bincount(place_P[counted_U[of_P]], minlength=groups * len(contexts))
+        places_G1C = places.reshape(groups, 1, -1)
+        e_GKC = np.exp(places_G1C * LOG_REST[:, None])
         key_of_U, known_U = _lookup(keys, key_U)
-        hits = known_U[of_P] & (np.append(first_A, groups)[key_of_U][of_P] < group_P)
+        since_U = np.append(first_A, groups)[key_of_U]  # the appended entry stands in if there is no key
+        hits = known_U[of_P] & (since_U[of_P] < group_P)
         cell_X, cell_P = np.unique(group_P[hits] * len(keys) + key_of_U[of_P[hits]], return_inverse=True)
         gain_KX = np.stack([np.bincount(cell_P, gain_P, len(cell_X)) for gain_P in gain_PK[hits].T])
         group_X, key_X = divmod(cell_X, len(keys))
-        log_e_KX = gain_KX + places_GC[group_X, 0, context_A[key_X]] * LOG_REST[:, None]
+        log_e_KX = gain_KX + places_G1C[group_X, 0, context_A[key_X]] * LOG_REST[:, None]
         of_hits_XK = np.exp(np.minimum(log_e_KX, math.log(LARGEST))).T
         total_G = np.zeros(groups)
         at_once = max(1, AT_ONCE // max(1, r_KA.size))

@@ -109,13 +109,16 @@ class Lines(Generic[Row]):
                     self._forget()
                     self._file, read = stat.st_ino, -1
                     file.seek(0)
-                while end := (data := file.read(LARGEST if self._most is None else PART)).rfind(b"\n") + 1:
+                size = LARGEST if self._most is None else PART
+                data = file.read(size)
+                while end := data.rfind(b"\n") + 1:
                     added = data[: end - 1].split(b"\n")
                     lines = self._thin([*lines, *enumerate(added, self._lines + 1)])
                     self._lines += len(added)
                     self._read += end
                     self._end = data[max(0, end - KNOWN_BY) : end]
                     file.seek(self._read)
+                    data = file.read(size)
         except OSError as error:
             if self._most is None:
                 raise RecordsError(f"{self.path} cannot be read ({error})") from None

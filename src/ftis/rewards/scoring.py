@@ -149,7 +149,8 @@ class WeightedScorer:
 
 def _sum(parts: Sequence[float]) -> float:
     """Their sum to twelve digits: equal sums of other parts must be equal, since a group of them has no signal."""
-    return round(sum(parts), 12 - math.frexp(max(map(abs, parts)))[1] * 3 // 10)
+    bits = math.frexp(max(map(abs, parts)))[1]
+    return round(sum(parts), 12 - bits * 3 // 10)  # a bit is about 3/10 of a decimal digit
 
 
 def _number(value: Any, path: str, position: int) -> float:

@@ -136,8 +136,11 @@ def assemble(
 def splits_of(ood: Sequence[Task]) -> list[str]:
     """``validation``, and ``ood-<task>`` of each task out of distribution, with a number if a task occurs twice."""
     kinds = [f"ood-{task.name.replace(':', '-')}" for task in ood]
-    numbers = [f"-{kinds[: i + 1].count(kind)}" if kinds.count(kind) > 1 else "" for i, kind in enumerate(kinds)]
-    return ["validation", *map("".join, zip(kinds, numbers, strict=True))]
+    names = ["validation"]
+    for end, kind in enumerate(kinds, 1):
+        number = kinds[:end].count(kind)
+        names.append(f"{kind}-{number}" if kinds.count(kind) > 1 else kind)
+    return names
 
 
 def second(config: PeerConfig, policy: Policy) -> PeerConfig:

@@ -282,7 +282,8 @@ def _differing(before: Recipe, now: Recipe) -> tuple[Differences, Differences]:
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
             may = any(fnmatchcase(_of_arm(key) + ".", f"{allowed}.*") for allowed in FREE_ON_RESUME)
-            (free if may else fixed)[key] = one.get(key), other.get(key)
+            found = free if may else fixed
+            found[key] = one.get(key), other.get(key)
     return fixed, free
 
 
@@ -298,4 +299,7 @@ def _values(table: Any, place: str = "") -> dict[str, Any]:
         table = {row["name"] if named else str(i): {**row, "place": i} for i, row in enumerate(table)}
     if not isinstance(table, dict):
         return {place: table}
-    return {key: v for name, row in table.items() for key, v in _values(row, f"{place}.{name}".lstrip(".")).items()}
+    values = dict[str, Any]()
+    for name, row in table.items():
+        values |= _values(row, f"{place}.{name}" if place else name)
+    return values
