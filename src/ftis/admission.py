@@ -26,7 +26,8 @@ from ftis.episodes import EpisodeError, Episodes, UnplayableError
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
-"""The slack of counts while decoding, so that a group that is too large is rejected alone. Bytes have none."""
+"""Decoding allows this many times the agreed counts, so a group that is too large is rejected alone. The limit of bytes
+has no such slack."""
 
 
 class ScoringError(FtisError):
@@ -119,7 +120,7 @@ class Collected:
         messages: the other peers' messages for the round, by sender.
         missing: peers that did not deliver.
         late: (sender, round, message) of earlier rounds.
-        offered_only: peers that delivered, and whose messages were not fetched, as asked: how many groups each has.
+        offered_only: by peer whose message was offered and, as asked, not fetched: the number of its groups.
         rejections: of offers, before anything was fetched.
         waited: over a network, the seconds for which the round waited for each peer.
     """
@@ -147,7 +148,7 @@ class Terms:
         assigned: (peer, round) → the items that a roster member may sample then, equally many in every round.
         roster: the names of all peers.
         max_groups: the most groups of one message.
-        wanted: (peer, round) → those assigned items that this peer learns from; None: all. Other groups are passed
+        wanted: (peer, round) → the assigned items that this peer learns from; None: all. Other groups are passed
             over: neither their rollouts are checked nor their rewards computed.
         max_seconds: the most time spent on one message; groups not reached by then are rejected.
     """
@@ -187,9 +188,9 @@ class Admitter:
     Args:
         score: this peer's own reward function.
         detokenize: ids of this peer's tokenizer -> text, without the part after a stop string.
-        spoken: ids of a message -> its text, cut likewise; None: messages hold this peer's ids.
-        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it has them.
-        episodes: of this peer's copy of the environment; None: there is none.
+        spoken: ids of a message -> text, without the part after a stop string; None: messages hold this peer's ids.
+        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: the group holds them.
+        episodes: of this peer's copy of the environment; None: the task has no environment.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class Admitter:
         Args:
             sender: the peer that sent it, as the exchange established it.
             round: the receiver's current round.
-            offered_for: the round that the sender offered it for; None: the message says so itself.
+            offered_for: the round for which the sender offered the message; None: the header alone names a round.
 
         Raises:
             Exception: every error of the scorer or the detokenizer, except ScoringError. Nothing of the message is

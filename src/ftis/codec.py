@@ -48,7 +48,7 @@ VERSION = 5
 MOST_ROLLOUTS = 0xFFFF  # of one group
 LONGEST_NAME = 64  # of a peer, in bytes
 MOST_BYTES = 32
-"""A completion of text has at most this many bytes for each token that it may have. English text has four."""
+"""The most bytes of a completion of text, for each token of the longest completion. English text has four a token."""
 
 _FIXED = struct.Struct("<4sHBB16s16sddIII")
 _CHECKSUM = struct.Struct("<I")
@@ -164,10 +164,10 @@ class Form(NamedTuple):
 
 
 def largest_message(tokens: int, rollouts: int, groups: int, peer: str, text: bool = False) -> int:
-    """The most bytes of a message from ``peer``. Counts are those of all groups.
+    """The most bytes of a message from ``peer``. The counts are of all groups.
 
-    It is the size of a message in which nothing can be compressed. A token then takes 8 bytes with its log-probability;
-    of text it has a size, up to :data:`MOST_BYTES` bytes, and perhaps an end.
+    A message has this size if nothing in it can be compressed. A token id then takes 8 bytes with its log-probability.
+    A token of text has a log-probability, a size, up to :data:`MOST_BYTES` bytes, and perhaps an end.
     """
     numbers = 2 * groups + rollouts + (3 if text else 2) * tokens
     texts = MOST_BYTES * tokens if text else 0
@@ -213,7 +213,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
-    """The message that all of ``data`` makes up. Its arrays are read-only and do not refer to ``data``.
+    """The message in ``data``, which holds nothing else. Its arrays are read-only and do not refer to ``data``.
 
     Raises:
         CodecError: the bytes are not a valid message within the limits.

@@ -21,8 +21,8 @@ LOGP_TOLERANCE = 1e-3
 """The sampler's log-probabilities of own rollouts serve as log π_old if those of ``CHECKED_ROLLOUTS`` rollouts differ
 from the learner's by at most this, in nats. The first ratios are then off by at most 0.1%."""
 ROUNDING = 0.01
-"""The largest KL a token, the mean of d²/2 with d the difference in nats, with which sampler and learner in bfloat16
-count as one policy in two arithmetics. Selections then see own rollouts as if d were 0."""
+"""Sampler and learner in bfloat16 count as one policy in two arithmetics up to this KL a token: the mean of d²/2, with
+d the difference in nats. Selections then see own rollouts as if d were 0."""
 
 
 def judge(
@@ -36,10 +36,10 @@ def judge(
 ) -> Judged:
     """Compute log π_old of the rollouts with Â ≠ 0, and from it their weights and KLs.
 
-    The model never runs on rollouts with Â = 0. They cannot change the gradient of a loss that is proportional to Â.
-    With β > 0 the loss has a term that is not, on all rollouts.
-    In a round of one optimiser step (``steps``) π_θ is π_old, so the step can compute log π_old itself. If own rollouts
-    were sampled by earlier weights (not ``on_policy``), they are judged as foreign ones are.
+    With β = 0 the loss is proportional to Â. Rollouts with Â = 0 then cannot change its gradient, and the model never
+    runs on them. With β > 0 every rollout adds its KL to the reference, and the model runs on all of them.
+    In a round of one optimiser step (``steps``) π_θ is π_old, so the step can compute log π_old itself. If earlier
+    weights sampled the own rollouts (not ``on_policy``), these are judged as foreign rollouts are.
     """
     rows = np.flatnonzero(advantage_N.numpy()) if not objective.beta else np.arange(len(batch))
     if not len(rows):
@@ -99,7 +99,7 @@ class Update:
     Attributes:
         losses, grad_norms: of each step; a norm is before clipping.
         rows: the rollouts that the model ran on, once per step that held them.
-        diagnostics: of these rows under their step's π_θ; None where no step was taken.
+        diagnostics: of these rows under their step's π_θ; None if no step was taken.
     """
 
     losses: tuple[float, ...]
@@ -126,9 +126,9 @@ def learn(
 ) -> tuple[Update, Judged]:
     """Take one optimiser step for each of ``minibatches``, which hold indices into the batch.
 
-    A step's size counts all of its rollouts. The model runs only on those that carry gradient. A step without any is
-    skipped. ``judged`` comes back with log π_old of own rollouts, where that was left to the step. ``reference`` is
-    :meth:`Policy.logps` of the reference model, where β > 0.
+    A step's size counts all of its rollouts. The model runs only on the rollouts that carry gradient, and a step
+    without such rollouts is skipped. The returned ``judged`` has log π_old of own rollouts too, if the step had to
+    compute it. With β > 0, ``reference`` is :meth:`Policy.logps` of the reference model.
     """
     kept, batch = judged.rows[chosen.kept_R], judged.batch
     if reference is not None:
@@ -187,7 +187,7 @@ class StepLoss:
 def known_tensors(batch: Batch, rows: Rows, old_logp: Sequence[Floats]) -> dict[str, Any]:
     """The arguments of :func:`~ftis.objectives.policy_loss` that describe rollouts, by name.
 
-    ``unit_NT`` is left out where each token is a unit of its own.
+    ``unit_NT`` is left out if each token is a unit of its own.
     """
     rollouts = [batch.rollouts[r] for r in rows]
     lengths = np.array([len(rollout) for rollout in rollouts])

@@ -57,10 +57,10 @@ class Cursor:
 
 
 class PromptIds:
-    """Token ids of training prompts, each rendered at its first use: in the run, or in a round if they vary by round.
+    """Token ids of training prompts. Each is rendered at its first use: once a run, or once a round if prompts vary.
 
     Attributes:
-        by_round: whether a problem has another prompt in each round. Only the newest is kept.
+        by_round: whether a problem has another prompt in each round. Only the newest prompt is kept.
     """
 
     def __init__(self, prompts: Sequence[Prompt], render: Callable[[Prompt], Ints], by_round: bool = False) -> None:
@@ -83,7 +83,7 @@ class Member:
     Attributes:
         recipe: lists exactly the peers of this swarm: only this one if it trains alone.
         render: a problem → the token ids of its prompt.
-        prompt_ids: (item, round) → those of the training prompt.
+        prompt_ids: (item, round) → the token ids of the training prompt.
         detokenize: token ids of a completion → its text.
         write: puts own groups into the form of the exchange: as they are, or as text.
         share: how many of its prompts this peer samples in a round.
@@ -125,7 +125,8 @@ class Member:
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
         """Encode groups as this peer's message of a round.
 
-        Groups with an overdue turn stay here: a receiver may have an answer in time, and then misses the next turns.
+        Groups with an overdue turn are not sent. A receiver's environment may answer that turn in time, and the episode
+        would then lack the turns after it.
         """
         groups = [group for group in groups if not any(rollout.overdue for rollout in group.rollouts)]
         message = encode(Message(replace(self.header, round=round), tuple(self.write(groups))))
@@ -208,7 +209,7 @@ class Member:
 
 
 def wanted(selections: Sequence[Selection], peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
-    """Those of the prompts assigned to another peer that every selection wants."""
+    """The prompts in ``items``, assigned to another peer, that every selection wants."""
     for selection in selections:
         items = selection.wanted(peer, round, items)
     return items

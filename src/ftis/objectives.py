@@ -191,8 +191,8 @@ class Objective:
         kl_reduction: over the units of a sequence.
         epsilon, epsilon_high: the clip's lower and upper width; ``None`` makes them equal.
         beta: β ≥ 0, of the KL to the reference model; see :func:`policy_loss`.
-        clip_joint: whether a token with Â > 0 whose unit has π_θ / π_gen > 1 + ε_high carries no gradient, as in VIS. A
-            probability reported too low then lifts nothing.
+        clip_joint: whether a token carries no gradient if Â > 0 and its unit has π_θ / π_gen > 1 + ε_high, as in VIS. A
+            sender that reports too low a probability then raises no token by it.
     """
 
     advantage: Callable[[Rewards], Tensor] = within_group
@@ -221,8 +221,8 @@ F_TIS = Objective(weight=truncated, filtered=True)
 """F-TIS (arXiv 2605.22537): truncated weights, and the KL filter."""
 
 F_TIS_LIFTED = replace(F_TIS, weight=lifted)
-"""F-TIS with weight 1 for likely successes: each unit has π_old/π_gen ≥ δ. A text that a sender always writes, and the
-learner hardly ever, thus keeps F-TIS's weight, almost 0. No unit has more than 1/δ times F-TIS's weight."""
+"""F-TIS with weight 1 for likely successes, in which each unit has π_old/π_gen ≥ δ. A text that a sender always writes,
+and the learner hardly ever, thus keeps F-TIS's weight, almost 0. No unit has more than 1/δ times F-TIS's weight."""
 
 GSPO = Objective(ratio=geometric_over_old, weight=truncated, epsilon=3e-4, epsilon_high=4e-4)
 """Group Sequence Policy Optimization (Zheng et al., arXiv 2507.18071), at the source's clip widths.
@@ -291,7 +291,7 @@ def advantages(objective: Objective, rewards: Rewards) -> Tensor:
     """Â [N] by the objective, checked.
 
     Raises:
-        RecipeError: they are not one finite number per rollout.
+        RecipeError: the objective returned something else than one finite number per rollout.
     """
     advantage_N = objective.advantage(rewards)
     if advantage_N.shape != rewards.reward_N.shape or not bool(advantage_N.isfinite().all()):
@@ -354,11 +354,11 @@ def policy_loss(
         mask_NT: bool [N, T], true on completion tokens; each row has at least one.
         share_N: the part of each rollout that selections leave, in [0, 1]; default 1.
         own_N: bool [N], the rollouts that the learner sampled itself; default none. The paper's six do not use it.
-        unit_NT: int64 [N, T], the unit of each token; any in 0 … U − 1 off the mask. Default: each token is a unit.
+        unit_NT: int64 [N, T], the unit of each token; off the mask any of 0 … U − 1. Default: each token is a unit.
         ref_logp_NT: log π_ref [N, T], of the reference model. It adds s_i β (exp(d) − 1 − d) to each token's loss, as
             in GRPO, with d = log π_ref − log π_θ.
-        step: the size of the optimiser step, if these N are only a micro-batch of it; default N, their tokens and the
-            longest of them. Micro-batch gradients then add up to the gradient of the whole.
+        step: the size of the optimiser step, if these N rollouts are only a micro-batch; by default N, their tokens and
+            the longest one's tokens. Micro-batch gradients then add up to the gradient of the whole.
 
     Returns:
         scalar loss, :class:`Diagnostics`.
@@ -455,7 +455,7 @@ def log_probs(
 ) -> LogProbs:
     """:class:`LogProbs` with 0 off the mask.
 
-    Entries are replaced before any subtraction, so a NaN or infinity there reaches neither a value nor a gradient.
+    Entries off the mask are replaced before any subtraction: no NaN or infinity there reaches a value or a gradient.
     """
     mask_NT = mask_NT.bool()
     zero = torch.zeros((), dtype=logp_NT.dtype, device=logp_NT.device)

@@ -29,7 +29,7 @@ class Drawn(NamedTuple):
     """A peer's own groups of a round.
 
     Attributes:
-        staleness: rounds that the peer has learned from since. If there are any, π_gen ≠ π_old.
+        staleness: rounds that the peer has learned from since it sampled these groups. Above 0, π_gen ≠ π_old.
         seconds: of sampling before the round began.
     """
 
@@ -53,8 +53,8 @@ class Peer:
 
     Attributes:
         attack: changes the groups that are offered; None for an honest peer.
-        reference: log-probabilities of the model at the start, where β > 0.
-        learning: whether optimiser steps were taken since the last round that was recorded.
+        reference: with β > 0, log-probabilities of the model at the start.
+        learning: whether the peer has begun to learn from a round that is not recorded yet.
         agreed: whether sampler, learner and a plain pass gave the first rollouts the same log-probabilities.
         ahead: groups of the next round, if they were sampled already.
     """

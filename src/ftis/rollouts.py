@@ -36,7 +36,7 @@ Rows = npt.NDArray[np.int64]
 
 MIN_LOGP = -100.0
 """The lowest log-probability of a token. In float32, whose smallest normal number is about e^-87, sampling never draws
-a less probable one."""
+a less probable token."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Sent:
 
     Attributes:
         text: in UTF-8, without its ends.
-        size_S: int32 [S], the bytes of each of its tokens; 0 for an end.
-        gen_logp_S: float32 [S], log π_gen of each.
-        tokens_U: int32 [U], how many of them are in each unit.
-        fault: the reason why nothing is learned from it; empty if something is.
-        ends: int32, the number of the end token that the sender sampled at each of its ends, in order.
+        size_S: int32 [S], the bytes of each of the sender's tokens; 0 for an end token.
+        gen_logp_S: float32 [S], log π_gen of each token.
+        tokens_U: int32 [U], the number of tokens in each unit.
+        fault: the reason to learn nothing from the completion; empty if there is none.
+        ends: int32, one for each end token that the sender sampled, in order: its number.
     """
 
     text: bytes
@@ -94,7 +94,7 @@ class Rollout:
         sent: the text as it came; None if ids came.
         observed: the environment's answers, in order.
         overdue: whether the environment took too long for the last turn when this peer first played the whole episode.
-            None: it has not yet.
+            None: this peer has not played it yet.
     """
 
     completion_ids: Ints
@@ -200,7 +200,7 @@ class Batch:
         return [self.rollouts[row].read_ids for row in rows]
 
     def drawn(self, rows: Iterable[int]) -> list[Bools] | None:
-        """Masks of ``completion_ids``: True for sampled tokens. None: all were, as without environments."""
+        """Masks of ``completion_ids``: True for sampled tokens. None: all are, as without environments."""
         rollouts = [self.rollouts[row] for row in rows]
         return [rollout.drawn for rollout in rollouts] if any(rollout.observed for rollout in rollouts) else None
 

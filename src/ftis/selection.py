@@ -31,23 +31,28 @@ Value = TypeVar("Value")
 
 
 class OwnOld(StrEnum):
-    """The source of log π_old of own rollouts: log π_gen; a pass before the first step; log π_θ of the only step."""
+    """The source of log π_old of own rollouts.
+
+    ``SAMPLED``: the sampler's log π_gen. ``RECOMPUTED``: the model, before the first step. ``IN_STEP``: log π_θ, which
+    the only step computes.
+    """
 
     SAMPLED, RECOMPUTED, IN_STEP = "sampled", "recomputed", "in_step"
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A batch with its values from before the round's first optimiser step. With "in_step" the step fills in log π_old.
+    """A batch with its values from before the round's first optimiser step, which fills in log π_old if ``IN_STEP``.
 
     Attributes:
         advantage_N: float32 [N].
-        rows: int64 [R], the rollouts with Â ≠ 0, or all where β > 0. The model never runs on others, without gradient.
+        rows: int64 [R], the rollouts with Â ≠ 0; with β > 0 all. The model never runs on other rollouts: they carry no
+            gradient.
         old_logp: log π_old of each of ``rows``, float32 [T] each.
-        diagnostics: weights and KLs of ``rows``; None where R is 0.
-        gap: |log π_θ − log π_gen| of the own tokens that were compared; empty where π_gen was truncated.
+        diagnostics: weights and KLs of ``rows``; None if R is 0.
+        gap: |log π_θ − log π_gen| of the own tokens that were compared; empty if π_gen was truncated.
         own_old: the source of log π_old of own rollouts.
-        ref_logp: log π_ref of the rows that are learned from, where β > 0.
+        ref_logp: with β > 0, log π_ref of the rows that are learned from.
     """
 
     batch: Batch
@@ -81,7 +86,7 @@ class Chosen:
 
     Attributes:
         share_R: float32 [R], in [0, 1], of each judged row.
-        reason_R: the selection that set the share to 0, else the first that lowered it; None where it is 1.
+        reason_R: the selection that set the share to 0, else the first that lowered it; None if the share is 1.
     """
 
     share_R: Tensor
@@ -104,7 +109,7 @@ class Selection(Protocol):
         return ()
 
     def wanted(self, peer: str, round: int, items: Sequence[int]) -> Sequence[int]:
-        """Those of ``items``, prompts assigned to ``peer``, whose groups are worth scoring."""
+        """The part of ``items``, the prompts assigned to ``peer``, whose groups are worth scoring."""
         return items
 
     def heard(self, admission: Admission, round: int) -> None:
@@ -137,7 +142,7 @@ class Selection(Protocol):
 
 
 def select(judged: Judged, selections: Sequence[Selection]) -> Chosen:
-    """The product of all selections' shares, and for each the selection that dropped it, or first lowered it.
+    """The product of all selections' shares, and for each row the selection that dropped or first lowered it.
 
     Raises:
         RecipeError: a selection returned a wrong number of shares, or one outside [0, 1].

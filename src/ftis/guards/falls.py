@@ -24,7 +24,7 @@ LEAST_GROUPS, LEAST_ROUNDS = 32, 4
 TIMES = (1, 3, 9)
 """Lengths of the windows before a change, in shortest windows."""
 GAPS = (0, 1, 2, 4, 8)
-"""Rounds between a window and a change, in shortest windows: a slow fall shows beside a peak that lies back."""
+"""Rounds between a window and a change, in shortest windows. A gap sets a slow fall against a peak that lies back."""
 
 
 def shortest_window(groups: int) -> int:
@@ -35,14 +35,14 @@ def shortest_window(groups: int) -> int:
 class FallTest:
     """Evidence that a round's expected reward lies more than ``margin`` below its mean over earlier rounds.
 
-    Let X be a group's mean reward, scaled to [0, 1] from the range of rewards seen before. For each first round c
-    after a change, let A be w rounds before it, with a gap of g rounds between, and B those from it on. The groups of
-    A's first round decide w and g, so both are known when A begins::
+    Let X be a group's mean reward, scaled to [0, 1] from the range of rewards seen before. A change may begin with any
+    round c. Let A be the w rounds that end g rounds before c, and B the rounds from c on. The groups of A's first round
+    decide w and g, so both are known when A begins::
 
         e_cwg = min_m  mean_λ Π_A (1 + λ (X − μ)) exp(λ (μ − m))
                     · mean_f Π_B (1 − f + f (1 − X)/(1 − m + margin))
 
-    μ is the mean reward of the rounds before. The evidence is Σ_c mean_wg e_cwg, over three windows and :data:`GAPS`.
+    μ is the mean X of the rounds just before. The evidence is Σ_c mean_wg e_cwg, over three windows and :data:`GAPS`.
 
     Args:
         margin: as a part of the range of rewards, above 0.

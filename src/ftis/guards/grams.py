@@ -59,13 +59,13 @@ class Grams(NamedTuple):
         return cls(number_X, row_X, at_X, size_X, ids, length_N)
 
     def sums(self, value_N: npt.NDArray[Any]) -> Floats64:
-        """Of each number, the sum of the values of the first N rows that hold it."""
+        """For each number, the sum of ``value_N`` over those of the first N rows that hold it."""
         inside = self.row_X < len(value_N)
         sums = np.bincount(self.number_X[inside], value_N[self.row_X[inside]], int(self.number_X[-1]) + 1)
         return sums.astype(np.float64)
 
     def groups(self, of_N: Bools, item_N: Rows) -> Rows:
-        """Of each number, the items among the rows of a mask that hold it."""
+        """For each number, in how many items a row of the mask holds it."""
         inside = self.row_X < len(of_N)
         number, row = self.number_X[inside], self.row_X[inside]
         place_N = np.unique(item_N, return_inverse=True)[1]

@@ -20,8 +20,8 @@ from ftis.selection import Judged, OfShares, Selection
 class ForeignLimit(Selection):
     """At most ``training.max_foreign_rollouts`` foreign rollouts a round, in whole groups, from each peer in turn.
 
-    It decides before anything is scored, so a round's cost does not grow with the number of peers. Late groups take the
-    room that is left.
+    The limit holds before anything is scored, so a round's cost does not grow with the number of peers. Late groups
+    take the room that is left.
     """
 
     recipe: Recipe
@@ -90,8 +90,8 @@ def _length_shares(judged: Judged) -> Tensor:
 def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[str, int]:
     """The number of a round's ``count`` picks that each of ``names`` gets. A name without picks is left out.
 
-    Picks go to the names in turn, in an order drawn from the seed. A round goes on after the last one's last name. So
-    within a round, and over any number of rounds, the names' totals differ by at most one.
+    Picks go to the names in turn, in an order drawn from the seed. Each round continues where the round before ended.
+    So within a round, and over any number of rounds, the names' totals differ by at most one.
     """
     order = np.random.default_rng(seed).permutation(len(names))
     each, rest = divmod(count, len(names))
@@ -104,7 +104,7 @@ def take_turns(names: Sequence[str], count: int, round: int, seed: int) -> dict[
 def groups_per_peer(recipe: Recipe, own: str, round: int) -> dict[str, int]:
     """The number of groups of each other peer that ``own`` learns from in ``round``. A peer without any is left out.
 
-    ``training.max_foreign_rollouts`` goes to the peers in turn. Senders cannot influence it.
+    ``training.max_foreign_rollouts`` goes to the peers in turn. Senders cannot influence whose turn it is.
     """
     others = [p.name for p in recipe.peers if p.name != own]
     limit = recipe.training.max_foreign_rollouts

@@ -15,22 +15,23 @@ from ftis.guards.grams import Floats64, Grams, NGram, parts_of
 from ftis.rollouts import Batch, Bools, Floats, Rows
 
 LEAST_MASS, LEAST_GROUPS = 0.01, 2
-"""An n-gram is watched if completions with it have this part of others' positive Â, and stand in so many groups: the
-text of one problem stands in one."""
+"""An n-gram is watched if completions with it have this part of others' positive Â, and belong to so many groups. The
+text of one problem is in one group alone."""
 WIDE = 1 / 2
 """An n-gram is tested from the first round on in which this part of the own groups holds it."""
 USUAL = 1 / 5
-"""The part of the own groups that may hold an n-gram. Steps of a calculation are in fewer."""
+"""ρ₀, the part of the own groups that may hold an n-gram. Steps of a calculation are in fewer."""
 TAKEN_UP = np.array([2 / 5, 4 / 5])
-"""The bets on the part that holds it instead."""
+"""The bets ρ on that part, if own answers took the n-gram up."""
 ODDS = np.array([2, 5, 20])
 """The bets ω on an n-gram that helps: it multiplies the odds of a reward by so much."""
 MUCH = 5
-"""The one of these odds that must be refuted: texts that help so much are not found."""
+"""One of ``ODDS``. An n-gram is found only if evidence refutes that it multiplies the odds of a reward by so much."""
 MOST = 2**12
-"""The most n-grams that are watched, tested or found, and that a round at the start adds to those known."""
+"""The most n-grams that are watched; that are tested and not found; that are found. Each of the first rounds adds at
+most so many native ones."""
 UNHELD = 16
-"""Rounds in which nobody holds a found n-gram until it leaves."""
+"""A found n-gram is forgotten after so many own rounds without a completion that holds it."""
 
 
 class Found(NamedTuple):
@@ -38,8 +39,8 @@ class Found(NamedTuple):
 
     Attributes:
         ids: its tokens.
-        share: of each sender's rewarded completions, those that hold it.
-        more: the other n-grams, without those inside another one.
+        share: by sender, the part of its rewarded completions that hold the n-gram.
+        more: the number of the other n-grams, without those inside another one.
     """
 
     ids: NGram
@@ -51,30 +52,35 @@ class PlantTest:
     """Evidence, for each n-gram that others brought, that own answers took it up, and that they are better with it.
 
     After the first rounds the test watches an n-gram from the round on in which others' rewarded completions of several
-    groups hold it. It skips n-grams that own completions held in that round or in the first ones. The draws begin after
+    groups hold it. It skips n-grams that own completions held in that round or in the first ones. The bets begin after
     the first later round in which own completions of many groups hold it. Then, with R = 0, s = 1/2 in its first round
     and s = 1/(2 rounds) later, ::
 
         R ← (R + s) · Π_groups E,   E = ρ/ρ₀ if the group holds it, else (1 − ρ)/(1 − ρ₀)
 
-    E is at most 1 in expectation as long as a group holds the n-gram with probability ρ₀ or less. The j-th n-gram
-    tested is taken up if the mean of R over ρ reaches j (j + 1)/α. It helps if another R does so, with the E of
-    :func:`log_help`. It is no better if a third R reaches 1/α, with 1/E at ω = ``MUCH``. It is found if it is taken up,
-    does not help, and is no better: a text that all completions of a group hold shows nothing of the last. An n-gram is
-    also spared if a shorter one inside it helps, or is taken up and not found: it may be how that one goes on.
+    E is at most 1 in expectation as long as a group holds the n-gram with probability ρ₀ or less. For the j-th n-gram
+    tested there are three such R::
+
+        it is taken up      if the mean over ρ of this R reaches j (j + 1)/α
+        it helps            if the mean over ω of R by the E of log_help reaches j (j + 1)/α
+        it is no better     if R by 1/E of log_help at ω = MUCH reaches 1/α
+
+    An n-gram is found if it is taken up, does not help, and is no better. A group whose completions all hold it is no
+    evidence of the last. An n-gram is also spared if a shorter one inside it helps, or is taken up and not found: the
+    longer one may only continue the shorter.
 
     Args:
         rounds: of the whole run.
         alpha: the most probability that an n-gram is found by mistake.
 
     Attributes:
-        native: n-grams of own completions of the first rounds, those of most groups.
-        watched: n-grams, and whether an own group held one since; the newest or last held at the end.
+        native: n-grams of own completions: of each of the first rounds those of most groups.
+        watched: n-gram → whether an own group has held it since; the newest, or last held, stand last.
         tested: n-grams by their number j.
         log_r: log R at each ρ, at each ω, and against ``MUCH``, by the same number.
         found: by number of a found n-gram, the last own round in which a completion held it.
         count: n-grams that were ever tested.
-        own_rounds, own_groups: those taken in, by which the first rounds are counted.
+        own_rounds, own_groups: how many were taken in; these tell which rounds are the first.
         news: what was found in this round.
         holds_N: whether each rollout of this round holds an n-gram that was found and does not help.
     """
@@ -218,7 +224,7 @@ class PlantTest:
 
 
 def news_of(new: Mapping[NGram, Mapping[str, float]], found: Collection[NGram]) -> list[Found]:
-    """One of the n-grams that were found in a round for each set of senders, with the number of the others."""
+    """For each set of senders, the longest n-gram that was found in a round, and the number of the others."""
     inside = {part for ids in found for part in parts_of(ids)}
     of = dict[frozenset[str], list[NGram]]()
     for ids, share in new.items():
@@ -236,8 +242,8 @@ def log_help(n: int, held: int, rewarded: int, both: int) -> Floats64:
 
         E = P_ω(x)/P_1(x),   P_ω(x) = h(x) ω^x / Σ_y h(y) ω^y,   h(y) = C(K, y) C(N − K, m − y)
 
-    E is at most 1 in expectation unless the n-gram raises the odds of a reward, and 1/E is unless it raises them by
-    less than ω.
+    E is at most 1 in expectation unless the n-gram raises the odds of a reward. 1/E is at most 1 in expectation unless
+    the n-gram raises them by less than ω.
     """
     y, log_odds = np.arange(max(0, held + rewarded - n), min(held, rewarded) + 1)[:, None], np.log([1, *ODDS])
     log_h = _log_choose(held, y) + _log_choose(n - held, rewarded - y)

@@ -38,8 +38,8 @@ class NoRegret(Selection):
 
     The first alarm may have other causes than the senders, so the learner then shows that it does not fall alone. From
     then on a sender is harmful under three conditions: the fall most likely began after a round in which the learner
-    learned from it alone; it has learned from no other since; such falls have enough evidence by themselves. An alarm
-    while the learner hears all doubles the rounds of a probation.
+    learned from this sender alone; the learner has learned from no other since; the evidence for such falls suffices by
+    itself. An alarm while the learner hears all doubles the rounds of a probation.
 
     Attributes:
         recipe: with exactly the peers of this swarm.
@@ -49,10 +49,10 @@ class NoRegret(Selection):
         queue: senders that wait for their probation, the one on probation first.
         harmful: by sender that made the learner worse, the step at which that was found.
         patience: of a probation, in shortest windows.
-        groups: own ones of the last round; 0 before the first.
-        alarms: their number.
+        groups: the number of own groups in the last round; 0 before the first.
+        alarms: the number of alarms.
         learned_from: the senders of each round since the last alarm.
-        rewards: the mean own reward of each round since then.
+        rewards: the mean own reward of each round since the last alarm.
         best, best_reward: the step of the checkpoint to go back to, and the mean reward of the rounds after it.
         pending: a step whose checkpoint is kept until the rounds after it show whether it is better; −1: none.
         back_to: after an alarm, the step to go back to; −1 if no checkpoint is better than the present.

@@ -1,1 +1,1 @@
-"""The test on the log-probabilities that other peers report, and quarantine for those that fail it."""
+"""The test on the log-probabilities that other peers report, and quarantine for peers that fail it."""

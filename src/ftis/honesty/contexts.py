@@ -24,7 +24,7 @@ Probabilities = npt.NDArray[np.float64]
 
 
 class Table(NamedTuple):
-    """The keys of one kind in some completions, whose tokens are T.
+    """The keys of one kind for the T tokens of some completions.
 
     Attributes:
         keys: distinct, ascending.
@@ -98,8 +98,8 @@ class Contexts:
 
         q(a) = (N(c, a) + q₁(a)) / (N(c) + 1)        q₁(a) = N(b, a) / (N(b) + 1)
 
-    Each is at most 1 when summed over all tokens a, and depends only on tokens before this one. The rest up to 1 is
-    given to no token. Contexts do not reach beyond a completion's start.
+    Each sums to at most 1 over all tokens a, and depends on earlier tokens alone. No token gets the rest up to 1.
+    Contexts do not reach beyond a completion's start.
 
     The counts are in two generations. When the younger is full it becomes the older, and the older is forgotten.
     """

@@ -23,8 +23,9 @@ from ftis.honesty.spellings import OTHER
 from ftis.rollouts import Floats, Rollout
 
 LARGEST_SHARE = 0.02
-"""The largest s, what each component gives away at each token, to all of them equally (Herbster and Warmuth 1998). So
-the mixture follows whichever component predicts the sender best at the time. See :func:`share_of`."""
+"""The largest s. At each token every component gives the part s of its weight to all components in equal parts
+(Herbster and Warmuth 1998), so the mixture follows the component that predicts the sender best at the time. See
+:func:`share_of`."""
 TOLERANCE = 1e-3
 """Nats a token by which an honest sender's log-probability may be off."""
 
@@ -89,14 +90,15 @@ class Detector:
     weights: list[list[float]] = field(default_factory=lambda: TRUSTING.tolist())
 
     def add(self, ratios: Ratios) -> tuple[Floats64, Floats64]:
-        """Take in a message. Returns the evidence after each rollout [N], and what each unit gave [N, U], in nats.
+        """Take in a message. Returns in nats the evidence after each rollout [N], and the gain by each unit [N, U].
 
         Only the evidence after a group's last rollout counts, since E_g is of whole groups.
 
         The evidence of a completion is (1 − w) A + w B if the learner's model was run on its group, else (1 − w) A. A
-        mixes reported probabilities and counts, B π_old as well. Rewards decide whether the model is run on a group,
-        and so does what comes after a token. The dependence does no harm, since leaving B out only lowers the evidence.
-        w is about the share of earlier groups with B.
+        mixes reported probabilities and counts, B π_old as well. w is about the share of earlier groups with B.
+
+        Rewards decide whether the model is run on a group, so later tokens have a part in whether B is used for earlier
+        ones. This dependence does no harm, since leaving B out only lowers the evidence.
         """
         gain_WNU, weights = mixtures(np.array(self.weights), ratios, self.share)
         w, known_N = (self.known + 1) / (self.groups + 2), ratios.known_P[ratios.group_N]
@@ -119,7 +121,7 @@ class Detector:
 
     @property
     def nats(self) -> float:
-        """log(n R): the evidence since the best start, if only one start counts."""
+        """log(n R): the evidence since the best start, if the other starts count for nothing."""
         return float(np.logaddexp.reduce(self.log_r)) + self._log_scale
 
     @property
@@ -130,12 +132,12 @@ class Detector:
 EQUAL: Floats64 = np.array([[1 / 3, 1 / 3, 1 / 3, 0], [1 / 4, 1 / 4, 1 / 4, 1 / 4]])
 """Equal parts of the components, without π_old and with it."""
 TRUSTING: Floats64 = np.array([[0.9, 0.05, 0.05, 0], [0.9, 0.03, 0.03, 0.04]])
-"""Their weights before the first message. A sender is taken for honest: each rollout of it costs the evidence log .9.
-Equal parts would cost a nat and hide the few false tokens of a first message."""
+"""The components' weights before the first message. A sender is taken for honest: each honest rollout lowers the
+evidence by −log .9. Equal parts would lower it by a nat, and hide the few false tokens of a first message."""
 
 
 def share_of(max_completion_length: int) -> float:
-    """s for completions of up to so many tokens: what honest tokens cost is then 2 nats a completion at most."""
+    """s for completions of up to so many tokens. Honest tokens then cost at most 2 nats a completion."""
     return min(LARGEST_SHARE, 2 / max_completion_length)
 
 
@@ -143,8 +145,8 @@ def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64,
     """Fixed-share mixtures along each rollout, without π_old and with it.
 
     Before each unit, a component's weight is (1 − s) of its posterior weight and s of an equal part. The first
-    component is the reported probability, except for a share of s/2 that the others get. So a single false token shows
-    without a switch to another component and back.
+    component is 1 − s/2 of the reported probability and s/2 of the other components' mean. So a single false token
+    gives evidence while the weight stays with the first component.
 
     Args:
         weights: of the components at a rollout's start, [2, K]; each row adds up to 1.

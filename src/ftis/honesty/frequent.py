@@ -21,28 +21,28 @@ LOG_REST = np.log1p(-SHARES)
 ANYWHERE = 2**ID_BITS
 """The context of a token that counts wherever it stands."""
 MOST_KEYS = 2**14
-"""The most keys at a time. A group adds at most half of them, the most frequent first; the others keep those with most
-evidence."""
+"""The most keys at a time. A group adds its most frequent new keys, at most half as many. Of the earlier keys those
+with most evidence stay."""
 
 Keys = npt.NDArray[np.int64]
 
 
 LARGEST = 1e150
-"""R grows no further, far above every threshold: products stay finite. Of several keys there, the first is shown."""
+"""The largest R, far above every threshold, so products stay finite. If several keys reach it, the first is shown."""
 AT_ONCE = 2**16
-"""The most numbers of E that a message's groups have at a time."""
+"""The most numbers of E in memory: a message's groups are taken in so many numbers at a time."""
 
 
 class Frequent:
-    """An e-detector for each token of a sender's earlier groups, and for each token after the one before it.
+    """Two e-detectors for each token of a sender's earlier groups: for it anywhere, and after the token before.
 
     A key is (c, a): a token after c, or anywhere. With n groups in the whole run and A keys known before a group, for
     each of these and ε, over the group's places t after c, ::
 
         E_g(c, a, ε) = Π_t (1 − ε + ε [a_t = a] / π_gen(a_t))        R_g = (R_{g−1} + 1/(6 n A)) · E_g
 
-    Each factor is at most 1 in expectation, so Σ R has the bound of :class:`~ftis.honesty.evidence.Detector`. To know
-    the key costs log A nats once; predictions from counts pay at each place for not knowing where a text begins.
+    Each factor is at most 1 in expectation, so Σ R has the bound of :class:`~ftis.honesty.evidence.Detector`. The
+    choice of a key costs log A nats once. Predictions from counts pay at each place, since a text may begin anywhere.
     """
 
     def __init__(self, groups_of_run: int) -> None:
@@ -118,7 +118,7 @@ class Frequent:
 
     @property
     def nats(self) -> float:
-        """log(n Σ R): the evidence since the best start, if only one start counts."""
+        """log(n Σ R): the evidence since the best start, if the other starts count for nothing."""
         total = float(self._r_AK.sum())
         return (math.log(total) if total else NOTHING) + math.log(self.groups_of_run)
 

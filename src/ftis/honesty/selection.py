@@ -24,9 +24,9 @@ from ftis.rollouts import Decode, Floats, Ints, Rollout
 from ftis.selection import Judged, Selection
 
 PASSAGES = 3
-"""Passages that are shown of what gave the evidence."""
+"""The most passages that are shown, of those that gave the evidence."""
 PASSAGE_TOKENS = 40
-"""Tokens of a passage that are shown: it is the sender's text, and every later round's record has it."""
+"""The most tokens of a passage that are shown. The text is the sender's, and every later round's record has it."""
 LEAST_GAIN = 3.0
 """Nats that a passage must have given to be shown."""
 
@@ -71,7 +71,7 @@ class Sender:
         newest: the round of its last message that was tested; −1 before the first.
         tokens: its tokens that were tested.
         found: the round whose message took the evidence past the threshold.
-        found_after: tokens tested until then, to the end of the rollout that did it.
+        found_after: tokens tested until then, to the end of the rollout that took the evidence past.
         passages: the learner's token ids that gave most of that message's evidence.
         raised: completions of the newest round with Â > 0, by the sender's own token numbers.
     """
@@ -149,19 +149,20 @@ class Sender:
 class HonestyTest(Selection):
     """Quarantines a sender for good once its tokens cannot have been drawn from the probabilities that it reports.
 
-    One liar may hold several keys. So a second test treats all senders as one. It drops a message that would make its
-    evidence suffice, and forgets it. It accuses nobody.
+    One liar may hold several keys, so a second test treats all senders as one. This test drops and forgets a message
+    that would make the evidence suffice, and accuses nobody.
 
-    Anybody accuses an honest sender, or refuses a message while all are honest, with a probability of at most
-    ``honesty.alpha`` in a whole run, if all its peers test with that α: docs/method.md says under which conditions. A
-    sender's messages are tested in the order of their rounds. A message that comes after a later one cannot be tested,
-    and nothing is learned of it.
+    In a whole run, the probability is at most ``honesty.alpha`` that some peer accuses an honest sender, or refuses a
+    message while all are honest. All peers must test with that α; docs/method.md has the other conditions.
+
+    A sender's messages are tested in the order of their rounds. A message that comes after one of a later round cannot
+    be tested, and nothing is learned from it.
 
     Attributes:
         recipe: with exactly the peers of this swarm.
         senders: by name.
         together: all senders as one.
-        refused: sender and round of this round's messages from which nothing is learned, except for quarantine.
+        refused: sender and round of the messages from which nothing is learned now, for other reasons than quarantine.
     """
 
     recipe: Recipe
@@ -236,9 +237,9 @@ class HonestyTest(Selection):
     def _test_together(self, sent: Sequence[tuple[str, Message]]) -> None:
         """Refuse those messages of one round that take the evidence against all senders, as one, past the threshold.
 
-        All are tried as one message, and one by one if that fails. The first refusal in a run takes a failure of both,
-        so the bound of the first holds. Messages that are older than others cannot be tested so, since those others'
-        senders may have been trained on them.
+        All messages are tried as one and, if that fails, one by one. A run's first refusal takes a failure of both
+        trials, so the bound of the first trial holds for it. Messages of a round before the newest tested one are left
+        out: the senders of the newer messages may have been trained on them.
         """
         messages = [message for _, message in sent]
         if messages[0].round < self.together.newest:

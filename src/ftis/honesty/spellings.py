@@ -24,9 +24,9 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 class Spellings:
     """Numbers for a sender's spellings, in the order in which they first occur.
 
-    A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. Those with U+FFFD, which many
-    tokens may share, are :data:`OTHER`. Beyond :data:`MOST_SPELLINGS`, :meth:`shrink` forgets those that were not seen
-    for longest.
+    A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. Many tokens may share a
+    spelling with U+FFFD, so all of these are :data:`OTHER`. Beyond :data:`MOST_SPELLINGS`, :meth:`shrink` forgets the
+    spellings that were not seen for longest.
 
     Args:
         known: digests and their numbers; the last seen stand last.
@@ -43,7 +43,7 @@ class Spellings:
         """Keep the half that was seen last, and the numbers ``needed``. All get new numbers.
 
         Returns:
-            the new number of each old one; −1 for those that are forgotten. Numbers from :data:`OTHER` on stay.
+            the new number of each old one; −1 if its spelling is forgotten. Numbers from :data:`OTHER` on stay.
         """
         new_number = np.full(START + 2, -1)
         new_number[OTHER:] = np.arange(OTHER, len(new_number))
@@ -55,8 +55,8 @@ class Spellings:
         return new_number
 
     def as_sent(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Rollouts as their sender sampled them: those that came as text over the numbers of their tokens, each a unit
-        of its own. Others stay as they are."""
+        """Rollouts as their sender sampled them. A rollout that came as text has the numbers of the sender's tokens
+        for ids, each a unit of its own. Others stay as they are."""
         return [self._numbered(rollout) for rollout in rollouts]
 
     def _numbered(self, rollout: Rollout) -> Rollout:
