@@ -41,7 +41,7 @@ def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation
 
 
 def keep_undone(peer: Path, step: int) -> None:
-    """Keep the accusations that the records hold from rounds after ``step``, from which a killed peer goes on."""
+    """Keep the recorded accusations of rounds after ``step``, the step from which a killed peer goes on."""
     rounds = PeerRun.read(peer).rounds
     accused = in_round(rounds[-1].by_peer) if rounds else {}
     undone = {sender: accusation for sender, accusation in accused.items() if accusation["found"] >= step}
@@ -60,7 +60,7 @@ def accuse_again(peer: Path, step: int, selections: Iterable[Selection]) -> None
 def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
     """Keep the accusations of ``senders`` for a peer that goes on from ``step``.
 
-    If earlier accusations hold from an earlier step, these do too: a sender once found stays found.
+    If the file's accusations hold from an earlier step, the new ones do too: a sender once found stays found.
 
     Raises:
         RecordsError: as :func:`read`.
@@ -70,9 +70,9 @@ def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
 
 
 def read(peer: Path, step: float) -> dict[str, Accusation]:
-    """The accusations, by sender, for a peer that goes on from ``step``. A step before the file's knows none.
+    """The accusations, by sender, for a peer that goes on from ``step``.
 
-    So a replay from there decides as the recorded rounds did.
+    There are none for a step before the file's, so a replay from there decides as the recorded rounds did.
 
     Raises:
         RecordsError: the file is damaged.

@@ -137,7 +137,7 @@ def unfinished(peer: Peer) -> bytes:
 def go_on(peer: Peer, directory: Path, step: int) -> None:
     """Give a peer the groups of the next round that ``checkpoint-<step>`` holds, if it holds some.
 
-    They are scored again, as any reward function must score them alike. No turn is timed again.
+    The groups are scored again: any reward function must score them as before. No turn is timed again.
     """
     path, admitter = checkpoint_path(directory, step) / STATE / UNFINISHED, peer.member.admitter
     if path.exists():

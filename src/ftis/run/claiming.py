@@ -31,7 +31,8 @@ sets the honesty test's threshold; no other changes the numbers of honest peers.
 BEGUN = (f"*/*/{EVALUATIONS}", METRICS)
 """The records of a run that has begun: of peers in arms, and of a TRL script. Without any there is nothing to lose."""
 NOTED = ("training.", "honesty.", "experiment.")
-"""The beginnings of keys that a run and its pages go by. A change of one is recorded, and the run's recipe has it."""
+"""Beginnings of the keys on which a run's decisions and pages depend. Their changes are recorded, and the run's recipe
+is written again."""
 
 LOCK, LOCK_SECONDS = ".lock", 30.0
 """The file that a process holds while it writes a run's documents, and the seconds for which others wait."""

@@ -87,7 +87,7 @@ class EvalSamples:
     def pass_at(self, k: int) -> float:
         """The chance that one of k completions earns a reward of at least 1: the mean of 1 − C(n − c, k) / C(n, k).
 
-        n counts a problem's completions, c those that earn it. Unbiased for k ≤ n (Chen et al. 2021, "Evaluating large
+        Of n completions of a problem, c earn such a reward. Unbiased for k ≤ n (Chen et al. 2021, "Evaluating large
         language models trained on code").
         """
         missed = []

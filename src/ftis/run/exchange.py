@@ -82,8 +82,8 @@ class Vocabulary:
 
     Attributes:
         ids: a digest of its map token → id. Tokenizers with one digest mean the same text by equal ids.
-        own_ends: the tokens by which its model ends completions: the tokenizer's and those of its generation defaults.
-        ends: these, and the tokens of ``sampling.end_tokens`` that it has.
+        own_ends: the tokens by which its model ends completions, of the tokenizer and of its generation defaults.
+        ends: ``own_ends``, and the tokens of ``sampling.end_tokens`` that the tokenizer has.
     """
 
     ids: str

@@ -54,7 +54,7 @@ class Trained:
 
 
 def find(place: Path, peer: str | None = None, arm: str | None = None, step: int | None = None) -> Trained:
-    """The checkpoint of a run that these name; without ``step`` the one that the run's end names.
+    """The checkpoint that the arguments name, by default the newest, or the best if ``load_best_model_at_end``.
 
     Args:
         place: a run, or a checkpoint in it, which names the rest.

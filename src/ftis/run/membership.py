@@ -32,7 +32,7 @@ from ftis.text.token_bytes import TokenBytes
 from ftis.text.turns import split
 
 LONGER = 2
-"""A completion of another tokenizer may take this many times as many of a peer's own tokens."""
+"""A completion of another tokenizer may take this many times the longest completion, in a peer's own tokens."""
 
 
 class Speaker(Protocol):
@@ -50,7 +50,7 @@ class Speaker(Protocol):
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """All ids by which the peer ends completions: its model's own and those of the recipe."""
+        """All ids by which the peer ends completions: its model's own and the recipe's."""
 
     def detokenize(self, completion_ids: Sequence[int]) -> str: ...
 
@@ -81,8 +81,7 @@ def member_of(
 
     Raises:
         RecipeError: a turn that is exchanged as text ends with a token of the text.
-        AlignmentError: text is exchanged, and the bytes of the tokens are unknown, or the token by which the model
-            ends.
+        AlignmentError: text is exchanged, and the tokens' bytes, or the token by which the model ends, are unknown.
     """
     run, sampling = run_id(agreement(recipe, task.digest, WIRE_VERSION)), recipe.sampling
     fingerprint = tokenizer_fingerprint(speaker.tokenizer, tokens_of(speaker.tokenizer, speaker.end_ids))
@@ -180,7 +179,7 @@ def up_to(stop: Sequence[str], text_of: Callable[[Sequence[int]], str]) -> Calla
 
 
 def end_tokens_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, text: bool = False) -> list[str]:
-    """The recipe's end tokens for a peer. If ``text`` is exchanged, those that its vocabulary lacks are others'."""
+    """The recipe's end tokens for a peer. If ``text`` is exchanged, it has none that its vocabulary lacks."""
     vocabulary = tokenizer.get_vocab()
     text = text or recipe.exchange == "text"
     return [token for token in recipe.sampling.end_tokens if token in vocabulary or not text]

@@ -28,8 +28,8 @@ UNKNOWN_PARAMETERS = 100_000_000
 """Parameters assumed of a model that cannot be examined."""
 
 SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
-"""Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and
-train at 2.3 to 4 · 10¹⁰. Counted are 2 a parameter and token to sample; 8 to train, for a forward pass that gives old
+"""Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and train
+at 2.3 to 4 · 10¹⁰. A parameter and token counts as 2 operations to sample and 8 to train: a forward pass that gives old
 log-probabilities, and another with its backward pass."""
 
 LIKELY_SIGNAL, LIKELY_LENGTH = 0.5, 0.5

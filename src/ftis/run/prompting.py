@@ -25,9 +25,9 @@ from ftis.tasks.rendering import Tool, chat_text, conversation, is_chat, prompt_
 SPECIAL = 16
 """Tokens of a prompt that may stand for no text: those that a tokenizer or a chat template adds."""
 MOST_BEGUN = 64
-"""Problems of a task whose episodes are begun to see their prompts: those with the longest questions."""
+"""Problems of a task whose episodes are begun to see their prompts: the ones with the longest questions."""
 MOST_COMPARED = 16
-"""Those among them of which a turn is played in two processes."""
+"""Problems among these of which a turn is played in two processes."""
 ANSWER = "ANSWER"
 """A stand-in for a completion, behind which a turn's end is looked for."""
 

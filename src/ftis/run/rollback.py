@@ -39,7 +39,7 @@ class SwarmDirectory:
     Attributes:
         directory: of the arm in the run.
         recipe: of all peers of the swarm.
-        peers: those whose records are here: one in a joined run.
+        peers: the names of the peers with records here; in a joined run there is one.
         locks: of a process that trains one of these peers.
     """
 

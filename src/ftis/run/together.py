@@ -15,7 +15,7 @@ from ftis.admission import Collected
 from ftis.member import Outgoing
 
 Rounds = Generator[Outgoing, Collected | None, None]
-"""A peer's rounds. It begins with None. After that, None asks it to stop with the rounds that it has finished."""
+"""A peer's rounds. The first value sent in is None. A later None asks the peer to stop with its finished rounds."""
 
 Reply = tuple[str, Collected | None]
 """A peer that may go on, and the others' messages."""

@@ -41,7 +41,7 @@ from ftis.sampling import Sampler
 
 
 class Drawing(NamedTuple):
-    """A draw that goes on while the peer learns, and the seconds until it went on by itself."""
+    """A draw that goes on while the peer learns. ``started``: the seconds until it went on beside the peer."""
 
     groups: Future[list[Group]]
     sampler: Copied
@@ -55,7 +55,7 @@ def drawing_copy(sampler: Sampler) -> Copied | None:
 
 
 def count_draw(metrics: dict[str, Any], drawing: Drawing) -> None:
-    """Count the seconds for which a round stood still for a draw as sampling."""
+    """Count as sampling the seconds in which a round did nothing but wait for a draw; add the draw's own seconds."""
     waited = drawing.sampler.waited
     metrics["time/wait"] -= drawing.started
     metrics["time/update"] -= waited
@@ -88,8 +88,8 @@ class Trainer:
 
         Yields the peer's message of each round. Goes on with the others' messages, or stops with None.
 
-        It saves the finished rounds if it is asked to stop, so that the run can be resumed. It also saves them if a
-        round fails before its first optimiser step, or an evaluation or a tracker fails.
+        The finished rounds are saved if the peer is asked to stop, so that the run can be resumed. They are saved too
+        if a round fails before its first optimiser step, or an evaluation or a tracker fails.
 
         Args:
             should_stop: asked before each round.

@@ -1,8 +1,8 @@
 """Jobs in processes of their own, a few at a time: their events come here, and none outlives its parent.
 
 A job is a function of a module with arguments that can be pickled, called as ``function(*arguments, say, stop)``. It
-looks at ``stop`` now and then and returns when that is set; it reports events of :mod:`ftis.records.events`. A job that
-asks is called with ``ask`` as well: a function that puts a question to the parent and waits for the answer.
+looks at ``stop`` now and then, returns once ``stop`` is set, and reports events of :mod:`ftis.records.events`. A job
+that asks is called with ``ask`` as well: a function that puts a question to the parent and waits for the answer.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ STOP = "stop"
 def interrupts(say: Say, stop: Stop) -> Iterator[None]:
     """Let Ctrl-C or SIGTERM set ``stop`` and report it; the second one raises KeyboardInterrupt.
 
-    Only on the main thread. A signal that is ignored stays ignored, as Ctrl-C is by a command in the background. The
-    surrounding program keeps the signals that it handles.
+    Other threads get no such handling. A signal that is ignored stays ignored, as Ctrl-C is by a command in the
+    background. The surrounding program keeps the signals that it handles.
     """
 
     def ask(signum: int, frame: object) -> None:
@@ -186,10 +186,10 @@ def _context() -> Any:
 
 @contextmanager
 def without_signals() -> Iterator[None]:
-    """A context in which this thread starts processes that neither Ctrl-C nor SIGTERM ends: this program hears of them
-    afterwards.
+    """A context that holds Ctrl-C and SIGTERM back from this thread, and from processes that it starts.
 
-    So does the server that processes are forked from, which imports torch for seconds when it starts.
+    This program receives both at its end. The server that processes are forked from starts in the context too: it
+    imports torch for seconds, in which a signal would end it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -226,7 +226,7 @@ def _heard(pipe: Connection) -> Iterator[Any]:
 
 
 class Parent:
-    """A job's view of the process that started it, which may ask it to ``stop``."""
+    """A job's view of the process that started it, which may ask the job to ``stop``."""
 
     def __init__(self, pipe: Connection) -> None:
         self.stop = threading.Event()

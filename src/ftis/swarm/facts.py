@@ -28,7 +28,7 @@ OF_SCRIPT = {
     "environment": "environment_factory",
     "max_turns": "max_turns, which is max_tool_calling_iterations + 1",
 }
-"""Facts by the names that a TRL script has for them. The others are called alike there."""
+"""The names that a TRL script has for facts. Other facts have the same name there."""
 
 
 class ExchangeError(FtisError):
@@ -84,7 +84,7 @@ def canonical(values: Mapping[str, Any]) -> bytes:
 def read_facts(data: bytes) -> dict[str, Any] | None:
     """The JSON object in ``data``; None for anything else, above :data:`MAX_FACTS_BYTES` and deep nesting.
 
-    The limit on nesting lets every later step, as writing or comparing, recurse without harm.
+    The limit on nesting lets every later step, such as writing or comparing, recurse without harm.
     """
     if len(data) > MAX_FACTS_BYTES:
         return None

@@ -2,8 +2,8 @@
 
 Keys, all under ``ftis/``::
 
-    <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on; at the
-                                              number of rounds it has finished and still serves
+    <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on; with the
+                                              number of all rounds it has finished and still serves
     <run>/man/<peer>/<round>                  its manifest of a round, the seal as attachment
     <run>/blob/<peer>/<round>/<chunk>         256 KiB of that round's message
     facts/<recipe's name>/<peer>              its reading of the recipe, to name a difference

@@ -31,7 +31,7 @@ CHUNK_BYTES = 256 * 1024
 MAX_BYTES = 1024 * 1024
 """The most bytes of a manifest: enough for 100,000 items or 3 GB of contents."""
 BAD_ANSWERS = 3
-"""An offer counts as spoiled once a chunk was answered so many times by other bytes alone than those signed for."""
+"""An offer counts as spoiled once so many questions for one chunk were answered by wrong bytes alone."""
 _CONTEXT = b"ftis manifest 1\0"
 _DIGEST, _RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 

@@ -35,7 +35,7 @@ class OfferCheck:
         roster: public keys by peer. None means an open swarm: the first key to sign for a name keeps it.
         max_bytes: the most bytes of one message.
         max_items: the most groups of one message.
-        first_keys: in an open swarm, the key that each name belongs to by now. A restarted peer gives those of before.
+        first_keys: in an open swarm, the key that each name has by now. A restarted peer passes its earlier ones.
     """
 
     run: str

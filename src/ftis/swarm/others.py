@@ -14,20 +14,20 @@ class Other:
     Attributes:
         presence: sign of presence -> the round from which on the peer takes part.
         serving: signs that it has finished the run, and stays for those who still need its messages.
-        gone_since: when the last of all those signs went away.
+        gone_since: the time at which the last sign of both kinds went away.
         met: whether it was ever present.
         done: whether it ever showed a sign that it has finished.
-        refused: rounds whose offer contradicts another one that it signed too, or cannot be fetched at all, and its
-            life then. A later life may offer again.
-        corrupt: rounds for which other contents than those signed for came. They are asked for again, since anybody
-            may have sent them.
+        refused: round -> the life in which the peer signed two different offers for it, or one that is too large. A
+            later life may offer again.
+        corrupt: rounds for which other contents than those signed for came. This peer asks again, since anybody may
+            have sent these.
         taken: rounds whose contents were handed on.
         offers_only: rounds for which its offer suffices.
         fetching: the rounds being fetched.
         answered: the rounds that it offered when it was last asked.
         comings: how often it came or went since the last round that was closed.
         newest: the latest round for which it signed an offer.
-        milliseconds: its statement in that offer.
+        milliseconds: its statement in the latest offer.
     """
 
     presence: dict[str, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Other:
     def has_finished(self, last_round: int) -> bool:
         """Whether it has finished the run: it says so, and signed an offer for the last round, and the offer stands.
 
-        One that was killed after that offer says nothing, and comes back for the others' messages.
+        A peer that was killed after that offer says nothing, and comes back for the others' messages.
         """
         stands = self.newest == last_round and last_round not in self.refused
         return self.done and not self.live and stands

@@ -48,9 +48,9 @@ class Outbox:
         self._kept = len(self.first_keys)
 
     def offer(self, round: int, data: bytes, items: tuple[int, ...] = (), milliseconds: int = 0) -> tuple[bytes, bytes]:
-        """Put ``data`` on offer, from memory until :meth:`write` was called; its manifest and the seal.
+        """Put ``data`` on offer. Returns its manifest and the seal.
 
-        Every other peer asks for the newest message at once, so it stays in memory.
+        The newest message stays in memory, since every other peer asks for it at once. Earlier ones are read from disk.
         """
         offer = manifests.describe(self.run, self.peer, round, self.incarnation, data, items, milliseconds)
         document = manifests.to_bytes(offer)
@@ -65,7 +65,7 @@ class Outbox:
         write_whole(self._path(round), data, sync=False)
 
     def prompts(self, round: int, count: int) -> int:
-        """Number of prompts to sample in a round: ``count``, or that before a kill, which others may have.
+        """Number of prompts to sample in a round: ``count``, or the number before a kill, which others may know.
 
         A file that a power cut left empty or broken counts as none.
         """
@@ -88,7 +88,7 @@ class Outbox:
                 self._kept = len(self.first_keys)
 
     def offer_again(self, round: int) -> None:
-        """Offer the rounds before ``round`` again, after a restart. Later ones may come out otherwise: drop them."""
+        """After a restart, offer rounds before ``round`` again, and drop later ones, which may come out otherwise."""
         for partial in self.directory.glob(".*.partial-*"):  # of a process that was killed while it wrote
             partial.unlink(missing_ok=True)
         for old in self._rounds():
@@ -100,8 +100,9 @@ class Outbox:
     def is_signed_elsewhere(self, document: bytes, seal: bytes) -> bool:
         """Whether an offer in this peer's name shows that its key is in use at another place too.
 
-        It does if this peer's key has signed it in a later life, or in this life with other words than here or for a
-        round that this peer has not offered yet. Anybody can send offers of earlier lives again.
+        An offer shows this if this peer's key signed it in a later life. An offer of this life shows this too if this
+        peer has offered another manifest for the round, or has not reached the round. Offers of earlier lives show
+        nothing: anybody can send them again.
         """
         if manifests.signer(document, seal) != public_hex(self.key):
             return False

@@ -4,11 +4,12 @@ Once more than half of the peers have delivered, at the time h, the rest have un
 is the median of all peers' delivery times since the end of the round before, and at least :data:`LEAST_SECONDS`. While
 at most half have delivered nobody is late: if all are slow together, all are waited for.
 
-A late round costs a peer :data:`LATE` strikes, one in time takes one back. Beyond :data:`LATE` it is not waited for
-until it has none. So in the long run it is late, and waited for, in at most one of ``LATE + 1`` rounds. A round that
-lacks more than half of all at its deadline costs nobody a strike: the deadline or this peer is at fault.
+A late round costs a peer :data:`LATE` strikes, a round in time takes one back. A peer with more than :data:`LATE` is
+not waited for until it has none. So in the long run a peer is late, and waited for, in at most one of ``LATE + 1``
+rounds. A round that lacks more than half of all at its deadline costs nobody a strike: the deadline or this peer is at
+fault.
 
-A peer that is not waited for is in time with each offer that comes within ``patience · m`` of its last one, however
+A peer that is not waited for takes a strike back by each offer within ``patience · m`` of its offer before, however
 many rounds the others are ahead.
 
 Peers need not agree, since a round's messages need not be the same everywhere. A peer that waited longer than the
@@ -32,7 +33,7 @@ class Pace:
 
     Attributes:
         patience: multiples of the median delivery time.
-        changes: peers, and whether each is waited for from then on; whoever tells of them clears them.
+        changes: peers, and whether each is waited for from now on; the reader of these clears them.
         began: the end of the round before.
         since: this peer's own delivery.
         seen: the first time that each peer was there; a peer's first round begins with it.
@@ -44,7 +45,7 @@ class Pace:
         unawaited: the peers that are not waited for.
         span: the time within which the next offer of a peer is prompt.
         last: the time of each peer's last offer, and its round.
-        prompt: the peers and rounds of prompt offers, until that counts.
+        prompt: the peers and rounds of prompt offers that have not counted yet.
         asked: the peers and rounds whose contents this peer asked for.
     """
 

@@ -12,8 +12,8 @@ clock) included; every call returns the decisions that the transport then carrie
 A round closes at the first of these:
 
 - every peer that takes part has delivered;
-- those that have not are gone;
-- they take too long beside the others (:mod:`ftis.swarm.pace`);
+- the missing peers are gone;
+- the missing peers take too long beside the others (:mod:`ftis.swarm.pace`);
 - the deadline.
 
 The quorum counts against the roster, never against the peers that happen to be visible. Below it a peer follows the
@@ -45,7 +45,7 @@ NOTICE_SECONDS = 10.0
 KEEP_ROUNDS = 8
 """The fewest rounds for which a message stays on offer."""
 MAX_REJECTIONS = 1000
-"""Rejections kept per round of one peer for one reason; more are only a flood, and hide nothing else."""
+"""Rejections kept per round of one peer for one reason. A flood of them thus hides no others."""
 MAX_COMINGS = 8
 """The most reports in one round that a peer came or went."""
 MOST_NAMES = 8
@@ -75,8 +75,8 @@ class Ask:
 
 
 Decision = Announce | Ask | Manifest | NetworkEvent | Collected
-"""A manifest: fetch its contents while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`. Messages
-that were collected: the round that was awaited is over."""
+"""A :class:`Manifest`: fetch its contents while :meth:`Rounds.wants` it, and end with :meth:`Rounds.fetched`. A
+:class:`Collected`: the awaited round is over."""
 
 
 class Rounds:
@@ -85,7 +85,7 @@ class Rounds:
     Args:
         others: the names of all other peers.
         rounds: of the run.
-        keep: rounds for which peers keep their messages on offer; it bounds the memory for one that is ahead.
+        keep: rounds for which peers keep their messages on offer; bounds the offers kept of a peer that is ahead.
 
     Attributes:
         round, wanted: the round that is awaited, and the peers to hear.
@@ -119,7 +119,7 @@ class Rounds:
 
     @property
     def milliseconds(self) -> list[int]:
-        """The statements of the peers that the last round waited for, of those that are present."""
+        """The statements of the present peers that the last round waited for."""
         stated = [self._others[name].milliseconds for name in self.live if name in self.wanted]
         return [milliseconds for milliseconds in stated if milliseconds]
 
@@ -164,7 +164,7 @@ class Rounds:
         return target, decisions
 
     def silent(self, round: int) -> list[str]:
-        """The peers to hear from before :meth:`catch_up`: present, or all if nobody is, and without any known offer.
+        """The peers without a known offer, to be heard before :meth:`catch_up`: of those present, or of all if none is.
 
         Silence is usual at the run's start: nobody is ahead then.
         """
@@ -190,7 +190,7 @@ class Rounds:
     def present(self, peer: str, token: str, round: int) -> list[Decision]:
         """``peer`` declares, by the sign ``token``, that it takes part from ``round`` on.
 
-        From the round after the last one on: it has finished, and stays for those who still need its messages.
+        With a round after the run's last one, ``peer`` has finished, and stays for those who still need its messages.
         """
         other = self._others.get(peer)
         if other is None:
@@ -292,7 +292,7 @@ class Rounds:
             self._rejections.append(Rejection(peer, reason, None, detail))
 
     def answered(self, peer: str, rounds: Collection[int]) -> None:
-        """``peer``, when it was asked, had offers for ``rounds``."""
+        """``peer`` answered with offers for ``rounds``."""
         if peer in self._others:
             self._others[peer].answered = frozenset(rounds)
 

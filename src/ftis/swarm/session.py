@@ -17,7 +17,7 @@ from ftis.swarm.facts import ExchangeError
 from ftis.swarm.status import read_status
 
 BLOCK = zenoh.CongestionControl.BLOCK
-"""The default drops all beyond a queue, on a busy link most of a large message."""
+"""By default the engine drops all that a full queue cannot take: on a busy link, most of a large message."""
 
 
 def engine_config(settings: NetworkConfig) -> zenoh.Config:
@@ -139,7 +139,7 @@ def open_session(settings: NetworkConfig) -> zenoh.Session:
 def ask_everybody(
     session: zenoh.Session, key: str, seconds: float, where: zenoh.Locality = zenoh.Locality.ANY, handler: Any = None
 ) -> Iterable[zenoh.Reply]:
-    """Every answer, several to the same key included: one that lies must not take the place of one that does not.
+    """Every answer, several to the same key included: a lie must not take the place of a true answer.
 
     Args:
         handler: hears the answers instead of returning them.
@@ -163,7 +163,7 @@ class Question:
     end, and a full queue would keep the engine from receiving anything else.
 
     Args:
-        is_right: hears each answer of another peer, on the engine's threads; whether no other is needed.
+        is_right: (another peer's answer) → whether no other is needed; called on the engine's threads.
         end: called there when the question is over.
 
     Raises:

@@ -1,13 +1,13 @@
 """``training.share = "speed"``: the number of prompts that a peer samples, so that all peers need the same time. Pure.
 
-A peer's round takes it ``b + n · e`` seconds, with n prompts, e seconds of sampling for one, and b seconds besides,
-mostly for learning; no waiting is part of it. Its signed manifest states ``b + E · e``, with the equal share E. Let M
-be the upper median of the statements of all peers. Then the peer samples ``n = (M − b)/e`` prompts, between 1 and
+Without waiting, a peer's round takes ``b + n · e`` seconds: e for sampling each of n prompts, and b for the rest,
+mostly learning. Its signed manifest states ``b + E · e``, with the equal share E. Let M be the upper median of the
+statements of all peers. Then the peer samples ``n = (M − b)/e`` prompts, between 1 and
 :data:`~ftis.config.LARGEST_SHARE` times E. So the middle peer keeps its equal share, and the others need its time.
 
-Before it knows its own speed and one other's, which takes two rounds, or four with overlap, a peer samples a quarter
-of the equal share: in equal shares everybody would wait these rounds for the slowest. If nobody states anything by
-then, it samples E.
+A peer samples a quarter of the equal share until it knows its own speed and another peer's: for two rounds, or four
+with overlap. With equal shares everybody would wait in these rounds for the slowest. If nobody states anything by then,
+the peer samples E.
 
 Nobody has to agree on n: prompts are disjoint however many each peer samples, and a message's manifest names them. A
 peer that states too much or too little moves M at most to the next statement, since it is a median. In a pair it can
@@ -29,7 +29,7 @@ ROUNDS = 4
 """The rounds whose mean seconds count: a first round, which takes longer, is soon forgotten."""
 
 TRIALS, PART = 2, 4
-"""Rounds until the others must have stated something, and the part of an equal share that is sampled until then."""
+"""Rounds until the others must have stated something, and the divisor of an equal share until then."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Share:
         return self.most == self.equal
 
     def took(self, metrics: Mapping[str, Any]) -> None:
-        """Note a finished round. A draw beside the learner counts with all its seconds, and is of the next round."""
+        """Note a finished round. A draw beside the learner counts in full, for the next round, whose groups it drew."""
         prompts = metrics.get(peer_key(self.own, "admitted"), 0) / self.group
         if self.is_equal or not prompts:
             return
@@ -87,7 +87,7 @@ class Share:
 
     @property
     def milliseconds(self) -> int:
-        """The statement."""
+        """The peer's statement in its manifest."""
         return round(1000 * self.seconds)
 
     def prompts(self, stated: Collection[int]) -> int:

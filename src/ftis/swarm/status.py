@@ -47,7 +47,7 @@ def _sum(before: Mapping[str, Any], more: Mapping[str, float]) -> dict[str, Any]
 def read_status(data: bytes) -> dict[str, Any] | None:
     """The status of a peer of any swarm, as it says itself; None for anything but a JSON object.
 
-    Parts are left out that are not of the type that they ought to be, or longer than they ought to be.
+    Parts of a wrong type or size are left out; long texts and lists are cut.
     """
     claims = read_facts(data)
     if claims is None:
