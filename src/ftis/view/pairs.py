@@ -27,16 +27,13 @@ class PairMeasures:
     source: str
     rounds: Sequence[tuple[str, Sequence[RoundRow]]]
 
-    def values(self, measure: str, absent: float | None = None) -> dict[int, list[float]]:
-        """A measure by finished rounds, with a value per pair and seed.
-
-        A pair without the measure counts as ``absent``; if that is None, it is left out.
-        """
+    def values(self, measure: str) -> dict[int, list[float]]:
+        """A measure by finished rounds, with a value per pair and seed that has it."""
         found: dict[int, list[float]] = {}
         for source, rounds in self.rounds:
             key = peer_key(source, measure)
             for row in rounds:
-                value = row.measures.get(key, absent)
+                value = row.measures.get(key)
                 if value is not None:
                     found.setdefault(row.step, []).append(value)
         return dict(sorted(found.items()))
