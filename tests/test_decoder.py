@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ftis.engines import decoder, slots
+from ftis.engines import decoder, devices, slots
 from ftis.engines.decoder import FusedDecoder, fuses
 from ftis.engines.linear import Linear
 
@@ -152,7 +152,7 @@ def test_rows_that_read_on_are_as_many_at_a_time_as_memory_allows(
 
     def read(within: int) -> tuple[Tensor, int]:
         """Logits, and the most bytes at once beside those from before."""
-        monkeypatch.setattr(slots, "CPU_CACHE_BYTES", within)
+        monkeypatch.setattr(devices, "CPU_BYTES", within)
         keys, values = [k.clone() for k in kept[: len(fused.layers)]], [v.clone() for v in kept[len(fused.layers) :]]
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             logits = fused.read(token_M, slot_M, row_M, slot_M, keys, values, torch.zeros(n, dtype=torch.int64))

@@ -17,7 +17,7 @@ from ftis.check import estimate, memory
 from ftis.check.estimate import fitting_jobs
 from ftis.check.memory import Memory, Shape, likely_signal, peak_memory
 from ftis.config import PeerConfig, Recipe
-from ftis.engines import machine, slots
+from ftis.engines import devices, machine
 from ftis.engines.models import load_tokenizer
 from ftis.recipe.parsing import parse
 
@@ -160,7 +160,7 @@ def test_what_is_counted(tiny: tuple[Recipe, PeerConfig, Shape], monkeypatch: py
     behind = text.num_attention_heads * 5 * (4 * 9 + 3 * head_dim) * 4
     assert peak(shared=5).sampling == max(drawn(8, 2) + 2 * behind, drawn(4, 4) + 4 * behind) + copied
     with monkeypatch.context() as less:
-        less.setattr(slots, "CPU_CACHE_BYTES", 2 * drawn(8, 0, 9 + 8 - 1) - 1)  # less than twice the rows of a round
+        less.setattr(devices, "CPU_BYTES", 2 * drawn(8, 0, 9 + 8 - 1) - 1)  # less than twice the rows of a round
         assert peak(played).sampling < in_turns
     assert peak(peer=peer.model_copy(update={"tokens_per_microbatch": 40})).update < found.update
 
@@ -168,7 +168,7 @@ def test_what_is_counted(tiny: tuple[Recipe, PeerConfig, Shape], monkeypatch: py
     halves = [peak(of, peer.model_copy(update={"dtype": "bfloat16"})).sampling for of in (recipe, generated)]
     assert halves[0] < halves[1]  # of numbers in the cache, which generate may keep in float32
 
-    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", drawn(2, 0, 9 + 8 + 8))  # for two of four completions of a group
+    monkeypatch.setattr(devices, "CPU_BYTES", drawn(2, 0, 9 + 8 + 8))  # for two of four completions of a group
     assert peak().sampling == drawn(2, 1, 9 + 8 + 8) + copied
     assert peak(generated).sampling == drawn(2, 1) + copied
 

@@ -21,7 +21,7 @@ from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis.config import PeerConfig, RecipeError, SamplingConfig
-from ftis.engines import slots
+from ftis.engines import devices, slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.generate import generate_sampler
@@ -113,8 +113,8 @@ def test_greedy_text_is_the_same_however_it_is_drawn(
     config = policy.model.config
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(WORTH_DROPPING, "cpu", worth_dropping)
-        patch.setattr(slots, "CPU_CACHE_BYTES", rows_that_fit * slots.row_bytes(config, 36, 4))
-        within = slots.CPU_CACHE_BYTES // slots.prefill_bytes(config, prefilled * max(lengths), 4)
+        patch.setattr(devices, "CPU_BYTES", rows_that_fit * slots.row_bytes(config, 36, 4))
+        within = devices.CPU_BYTES // slots.prefill_bytes(config, prefilled * max(lengths), 4)
         patch.setattr(slots, "PREFILL_PARTS", max(1, within))
         if captured and (kind[0] not in ("sliding", "gemma3") or (kind[1] and not shared)):
             capture_steps(patch)
@@ -373,12 +373,12 @@ def test_no_more_are_drawn_at_a_time_than_fit(sampler: Draw, policy: Policy, mon
     expected = ids_of(sampler(policy, prompts, 2, Decoding(16, 0.0), 0))
     assert max(largest) == 12
     places = 9 + 16 if sampler is generate_sampler else 9 + 2 * 16  # whose batches follow one another
-    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 5 * slots.row_bytes(policy.model.config, places, 4))
+    monkeypatch.setattr(devices, "CPU_BYTES", 5 * slots.row_bytes(policy.model.config, places, 4))
     for batch_size, most in ((0, 4), (2, 2), (12, 4)):
         largest[:] = [0]
         assert ids_of(sampler(policy, prompts, 2, Decoding(16, 0.0), 0, batch_size)) == expected
         assert max(largest) == most
-    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", 1)
+    monkeypatch.setattr(devices, "CPU_BYTES", 1)
     assert ids_of(sampler(policy, prompts, 2, Decoding(16, 0.0), 0)) == expected
 
 
@@ -406,7 +406,7 @@ def test_a_cache_whose_rows_are_taken_over_stays_within_bytes(policy: Policy, mo
     monkeypatch.setattr(SlotCache, "put_before", watched)
     monkeypatch.setattr(torch.Tensor, "new_zeros", weighed)
     within = 6 * slots.row_bytes(policy.model.config, 9 + 2 * 16, 4)
-    monkeypatch.setattr(slots, "CPU_CACHE_BYTES", within)
+    monkeypatch.setattr(devices, "CPU_BYTES", within)
     builtin_sampler(policy, prompts, 2, Decoding(16), 0)
     assert 9 + 16 < max(places) <= 9 + 2 * 16
     assert within / 2 < max(taken) <= within

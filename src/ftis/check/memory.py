@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ftis.config import PeerConfig, Recipe
-from ftis.engines.devices import device_kind
+from ftis.engines.devices import device_kind, working_bytes
 from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
 from ftis.engines.machine import with_threads
@@ -25,7 +25,6 @@ from ftis.engines.slots import (
     PREFILL_PARTS,
     Room,
     attention_bytes,
-    cache_bytes,
     cached_number,
     prefill_bytes,
     prompts_prefilled,
@@ -144,7 +143,7 @@ def peak_memory(
         (evaluated, 1, batch or EVAL_BATCH),
     ]
     longest, steps = max(prompt_lengths), swarm.sampling.max_completion_length
-    cache, within, refills = 0, cache_bytes(device), swarm.sampling.sampler != "transformers"
+    cache, within, refills = 0, working_bytes(device), swarm.sampling.sampler != "transformers"
     room = Room(shape.config, longest, steps, cached_number(dtype, refills), within, refills)
     episodes = swarm.sampling.max_turns > 1 and any(task.environment for task in (swarm.task, *swarm.ood))
     episodes = episodes and swarm.sampling.sampler in ("auto", "builtin", "transformers")

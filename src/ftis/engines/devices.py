@@ -1,4 +1,4 @@
-"""The kind of a device, which decides costs, and the most memory that a process has used on it."""
+"""The kind of a device, which decides costs, and the memory that work may take or has taken on it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ import torch
 
 from ftis.rewards import helper
 
+CPU_BYTES = 2**31
+
 
 def device_kind(device: torch.device) -> str:
     """``cpu`` or ``cuda``: the key of costs that depend on the device."""
     return "cpu" if device.type == "cpu" else "cuda"
+
+
+def working_bytes(device: torch.device) -> int:
+    """The most for the completions drawn at a time, and for a micro-batch: a quarter of a GPU's memory, 2 GB on a CPU.
+
+    Free memory plays no part: other parts give other completions and other last bits.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory // 4)
+    return CPU_BYTES
 
 
 def peak_bytes(device: torch.device) -> int:

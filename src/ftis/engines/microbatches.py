@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ftis.config import PeerConfig
-from ftis.engines.devices import device_kind
+from ftis.engines.devices import device_kind, working_bytes
 from ftis.engines.models import inner_width
 from ftis.policy import resolve_dtype
 from ftis.rollouts import Ints, Rows
@@ -26,9 +26,6 @@ GRADIENT_COST = 50.0
 
 MOST_TOKENS = {"cpu": 16384, "cuda": 32768}
 """Padded tokens of a micro-batch, if the recipe gives no number and memory holds more."""
-CPU_BYTES = 2**31
-"""The most that a micro-batch keeps for its backward pass on a CPU; on a GPU it is a quarter of the memory. It must not
-depend on free memory: other micro-batches give other last bits."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,7 @@ class Microbatches:
 def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any, peer: PeerConfig) -> Microbatches:
     """The split for a model of this configuration that pays ``padding_cost`` for a padded place."""
     kind = device_kind(device)
-    within = CPU_BYTES
-    if device.type == "cuda":
-        within = int(torch.cuda.get_device_properties(device).total_memory // 4)
-    most = max(1, min(MOST_TOKENS[kind], within // (kept_bytes(model, peer, device) or 1)))
+    most = max(1, min(MOST_TOKENS[kind], working_bytes(device) // (kept_bytes(model, peer, device) or 1)))
     return Microbatches(padding_cost, (GRADIENT_COST + FIXED_COST[kind] / n_parameters) / padding_cost, most)
 
 

@@ -13,23 +13,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from ftis.engines.devices import working_bytes
 from ftis.engines.models import inner_width, layers_of
 from ftis.policy import Policy
 from ftis.rollouts import Ints
 
-CPU_CACHE_BYTES = 2**31
 PREFILL_PARTS = 16
-"""The share of :func:`cache_bytes` that activations may take while prompts are prefilled: one part in so many."""
-
-
-def cache_bytes(device: torch.device) -> int:
-    """The most that the completions drawn at a time take: a quarter of a GPU's memory, 2 GB on a CPU.
-
-    Free memory plays no part: the completions must not depend on a machine's other work.
-    """
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory // 4)
-    return CPU_CACHE_BYTES
+"""The share of a device's working bytes for activations while prompts are prefilled: one part in so many."""
 
 
 def cached_number(compute_dtype: torch.dtype, slots: bool) -> int:
@@ -65,7 +55,7 @@ def attention_bytes(heads: int, width: int, tokens: int, places: int, number: in
 def rows_attending(heads: int, width: int, tokens: int, places: int, number: int, device: torch.device) -> int:
     """The rows whose attention is computed at a time, as :data:`PREFILL_PARTS` says: one at least. Arguments are those
     of :func:`attention_bytes`."""
-    return max(1, cache_bytes(device) // PREFILL_PARTS // attention_bytes(heads, width, tokens, places, number))
+    return max(1, working_bytes(device) // PREFILL_PARTS // attention_bytes(heads, width, tokens, places, number))
 
 
 def prompts_prefilled(config: Any, longest: int, number: int, within: int) -> int:
@@ -99,7 +89,7 @@ class Room:
     def of(policy: Policy, prompt_ids: Sequence[Ints], steps: int, slots: bool = True) -> Room:
         """That of a policy's sampler: the built-in one with ``slots``, or ``generate``."""
         number, longest = cached_number(policy.compute_dtype, slots), max(map(len, prompt_ids))
-        return Room(policy.model.config, longest, steps, number, cache_bytes(policy.device), slots)
+        return Room(policy.model.config, longest, steps, number, working_bytes(policy.device), slots)
 
     def parts(self, repeats: int) -> int:
         """In how many parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
