@@ -180,9 +180,8 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
     newest = max(saved_steps(records.directory), default=0)
     of_last = records.rounds[-1].by_peer if records.rounds else {}
     evidence = {
-        sender: {key: value for key, value in measures.items() if key.startswith("honesty/")}
-        for sender, measures in of_last.items()
-        if "honesty/found_in_round" in measures
+        sender: {key: value for key, value in of_last[sender].items() if key.startswith("honesty/")}
+        for sender in accusations.in_round(of_last)
     }
     return Undone(
         arm=swarm.directory.name,
