@@ -20,14 +20,14 @@ class Directory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._peers: dict[Path, PeerRun] = {}
+        self.path, self._peers = path, dict[Path, PeerRun]()
+        self._found: dict[str, tuple[int, int, int] | None] = {}
         self.look()
 
     def look(self) -> None:
         """Read the recipe again: the run may have been deleted and started anew, or given more seeds."""
         found = {name: _mark(self.path / name) for name in (EXPERIMENT, RECIPE)}
-        if found != getattr(self, "_found", None):
+        if found != self._found:
             self.plan = read_plan(self.path)
             self._found = found
 
