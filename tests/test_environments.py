@@ -42,7 +42,7 @@ from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import LONGEST, Calculator
-from ftis.environments.contract import open_environment
+from ftis.environments.contract import Actions, open_environment
 from ftis.environments.play import MARK, OVERDUE, Played, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.guards.penalties import OWN_FAULTS
@@ -239,8 +239,8 @@ def test_what_an_episode_costs_grows_with_its_tokens_whatever_they_are() -> None
 
 def test_an_answer_that_is_too_long_to_read_ends_the_episode() -> None:
     echo = open_environment("toys_of_turns.Echo")
-    assert echo.play(ASKED, ["5", "6"], 1).answers == [[]]
-    assert [len(turn) for turn in echo.play(ASKED, ["5", "6"], 2).answers] == [1, 1]
+    cut, whole = (next(echo.play_all([Actions(ASKED, ["5", "6"])], most)).answers for most in (1, 2))
+    assert (cut, [len(turn) for turn in whole]) == ([[]], [1, 1])
     flood = player("toys_of_turns.Flood")
     assert (played(flood, "1$").observed, played(flood, "1$").left) == ((), 0)
     assert len(only(admitted(flood, "0$", "1$")).detail) < 1000

@@ -103,9 +103,9 @@ class Environment:
         if self.helper is not None:
             self.helper.stop()
 
-    def play(self, prompt: Prompt, turns: Sequence[str], most: int = sys.maxsize) -> Transcript:
-        """:meth:`play_all` of one episode."""
-        return next(self.play_all([Actions(prompt, turns)], most))
+    def play(self, prompt: Prompt, turns: Sequence[str]) -> Transcript:
+        """:meth:`play_all` of one episode, with answers of any length."""
+        return next(self.play_all([Actions(prompt, turns)], sys.maxsize))
 
     def play_all(self, episodes: Sequence[Actions], most: int) -> Iterator[Transcript]:
         """Play episodes from their beginnings. Answers to a turn of more than ``most`` characters end an episode.
