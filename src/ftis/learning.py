@@ -42,14 +42,14 @@ def judge(
     weights sampled the own rollouts (not ``on_policy``), these are judged as foreign rollouts are.
     """
     rows = np.flatnonzero(advantage_N.numpy()) if not objective.beta else np.arange(len(batch))
-    if not len(rows):
-        return Judged(batch, advantage_N, rows, [], None, np.zeros(0, np.float32))
     old_logp, gap, own_old = old_logps(batch, rows, policy, decoding, steps, on_policy)
     return weighed(Judged(batch, advantage_N, rows, old_logp, None, gap, own_old), objective)
 
 
 def weighed(judged: Judged, objective: Objective) -> Judged:
-    """``judged`` with the weights and KLs that follow from its log π_old."""
+    """``judged`` with the weights and KLs that follow from its log π_old, if it has rows."""
+    if not len(judged.rows):
+        return judged
     known = known_tensors(judged.batch, judged.rows, judged.old_logp)
     _, diagnostics = policy_loss(objective, known["old_logp_NT"], advantage_N=judged.advantage_R, **known)
     return replace(judged, diagnostics=diagnostics)

@@ -105,8 +105,8 @@ class Foreign:
         gaps = [np.abs(known[r] - batch.rollouts[r].gen_logp) for r in known if batch.own_N[r]]
         gap = np.concatenate(gaps) if gaps and reported else np.zeros(0, np.float32)
         own_old = OwnOld.RECOMPUTED if reported else OwnOld.SAMPLED
-        judged = Judged(batch, advantage_N, rows, [known[r] for r in rows.tolist()], None, gap, own_old)
-        return weighed(judged, trainer.member.objective) if len(rows) else judged
+        old_logp = [known[r] for r in rows.tolist()]
+        return weighed(Judged(batch, advantage_N, rows, old_logp, None, gap, own_old), trainer.member.objective)
 
     def joined(
         self, judged: Judged, chosen: Chosen, out: dict[str, Tensor], own: Ratios
