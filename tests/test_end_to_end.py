@@ -133,7 +133,7 @@ def test_an_earlier_run_goes_on_or_is_left_alone(workplace: Path, capsys: pytest
         assert ftis(*base, *more) == code
         said = capsys.readouterr().err
         assert all(word in said for word in words), said
-    with locked(run / "F-TIS" / ".lock@a", 0):
+    with locked(run / "F-TIS" / ".lock@a"):
         for how in ([], ["--overwrite"]):
             assert ftis(*base, *how) == 1
             assert "in use" in capsys.readouterr().err
@@ -677,7 +677,7 @@ def test_two_processes_do_not_train_one_swarm(sizes: Path, capsys: pytest.Captur
     settings = ["training.rounds=1", "training.eval_every=0"]
     recipe = load("recipe.toml", settings)
     pairs = run_of(sizes) / "pairs"
-    with locked(pairs / ".lock@c", 0):
+    with locked(pairs / ".lock@c"):
         assert train(recipe, only=("pairs",), peer="b")
         assert {path.name for path in pairs.iterdir() if path.is_dir()} == {"a", "b"}
         arguments = ["train", "recipe.toml", "--arm", "pairs", *(f"--set={key}" for key in settings)]

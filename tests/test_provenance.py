@@ -104,7 +104,7 @@ def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
 
 
 def test_a_run_is_deleted_unless_something_trains_in_it(begun: Path) -> None:
-    with locked(begun / "alone" / ".lock@a", 0), pytest.raises(InUseError, match="in use by another process"):
+    with locked(begun / "alone" / ".lock@a"), pytest.raises(InUseError, match="in use by another process"):
         delete_run(begun)
     assert (begun / "recipe.json").exists()
     delete_run(begun)
@@ -119,7 +119,7 @@ def test_another_recipe_takes_no_directory_in_which_one_trains(begun: Path, tmp_
     claim(fresh, False, recipe(ALONE))
     for run, other in ((fresh, recipe(TOGETHER)), (begun, recipe(ALONE, TOGETHER, rounds=9))):
         before, lock = (run / "recipe.json").read_bytes(), run / "alone" / ".lock@a"
-        with locked(lock, 0):
+        with locked(lock):
             for resume in (run == begun, True):
                 with pytest.raises(InUseError, match="another name"):
                     claim(run, resume, other)

@@ -135,7 +135,7 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
     assert ftis("train", "recipe.toml", "--resume", "2") == 1
     write_run(run, recorded)
     assert files_of(run) == before
-    with locked(swarm_lock(run / "F-TIS", recipe_of("a", "b")), 0):
+    with locked(swarm_lock(run / "F-TIS", recipe_of("a", "b"))):
         with pytest.raises(InUseError):
             roll_back(run, 2, ["F-TIS"])
         assert len(roll_back(run, 2, ["F-TIS"], dry_run=True).peers) == 2
@@ -293,7 +293,7 @@ def test_the_one_peer_of_a_joined_run_goes_back_by_itself(honest: Path, enter: C
     shutil.rmtree(run / "F-TIS" / "b")
     (run / "F-TIS" / "a" / "events.jsonl").write_text('{"kind": "start", "step": 0}\n')
     write_run(run, {**read_provenance(run), "joined": "a"})
-    with locked(swarm_lock(run / "F-TIS", recipe_of("a", "b")), 0), pytest.raises(InUseError, match="in use"):
+    with locked(swarm_lock(run / "F-TIS", recipe_of("a", "b"))), pytest.raises(InUseError, match="in use"):
         roll_back(run, 4, ["F-TIS"])
     roll_back(run, 4, ["F-TIS"])
     assert saved_steps(run / "F-TIS" / "a") == [2, 4]

@@ -326,7 +326,7 @@ def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: Ca
     assert not directory.parent.exists()
     (directory / "F-TIS").mkdir(parents=True)
     (directory / "recipe.json").write_text("{}")
-    with locked(swarm_lock(directory / "F-TIS", load("recipe.toml")), 0):
+    with locked(swarm_lock(directory / "F-TIS", load("recipe.toml"))):
         for more in ("--overwrite", "--dry-run"):
             assert ftis(*dry[:-1], more) == 1
     assert "in use by another process" in capsys.readouterr().err

@@ -861,7 +861,7 @@ def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path,
         other.train(resume_from_checkpoint=True)
     before = (tmp_path / "ftis" / "metrics.jsonl").read_bytes()
     again = trainer_of(model, config(tmp_path))
-    with locked(peer_lock(tmp_path / "ftis"), 0), pytest.raises(InUseError, match="output_dir=…"):
+    with locked(peer_lock(tmp_path / "ftis")), pytest.raises(InUseError, match="output_dir=…"):
         again.train(resume_from_checkpoint=True)
     assert (tmp_path / "ftis" / "metrics.jsonl").read_bytes() == before
     again.train(resume_from_checkpoint=True)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,22 +141,20 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, patience: float, remedy: str = "wait for it or stop it") -> Iterator[None]:
-    """Hold ``path`` as a lock. The system frees it when the process ends, however it ends.
+def locked(*paths: Path, patience: float = 0, remedy: str = "wait for it or stop it") -> Iterator[None]:
+    """Hold each of ``paths`` as a lock. The system frees it when the process ends, however it ends.
 
     Args:
-        patience: seconds to wait for another process that holds it.
+        patience: seconds to wait for another process that holds one.
 
     Raises:
-        InUseError: another process still holds it.
+        InUseError: another process still holds one.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path, timeout=patience)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise InUseError(f"{path.parent} is in use by another process: {remedy}") from None
-    try:
+    with ExitStack() as held:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                held.enter_context(filelock.FileLock(path, timeout=patience))
+            except filelock.Timeout:
+                raise InUseError(f"{path.parent} is in use by another process: {remedy}") from None
         yield
-    finally:
-        lock.release()

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def claim(
     if differences is None:
         directory.mkdir(parents=True, exist_ok=True)
         about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
-        with locked(directory / LOCK, LOCK_SECONDS), contextlib.ExitStack() as locks:
+        with locked(directory / LOCK, patience=LOCK_SECONDS), contextlib.ExitStack() as locks:
             if (directory / RECIPE).exists():
                 same = (directory / RECIPE).read_text(encoding="utf-8") == recipe_text(recipe)
                 if same and read_provenance(directory) | {"started": about["started"]} == about:
@@ -187,17 +187,14 @@ def swarm_lock(directory: Path, swarm: Recipe) -> Path:
     return directory / f"{LOCK}@{swarm.peers[0].name}"
 
 
-@contextlib.contextmanager
-def _unused(directory: Path, held: Collection[Path] = ()) -> Iterator[None]:
+def _unused(directory: Path, held: Collection[Path] = ()) -> contextlib.AbstractContextManager[None]:
     """Hold the locks of all swarms of a run, except for those that are ``held``.
 
     Raises:
         InUseError: another process trains a swarm.
     """
-    with contextlib.ExitStack() as locks:
-        for lock in {*directory.glob(f"*/{LOCK}*")}.difference(held):
-            locks.enter_context(locked(lock, 0, "wait for it, stop it, or take another name or output_dir"))
-        yield
+    locks = {*directory.glob(f"*/{LOCK}*")}.difference(held)
+    return locked(*locks, remedy="wait for it, stop it, or take another name or output_dir")
 
 
 def _note_continuation(
@@ -212,7 +209,7 @@ def _note_continuation(
     Returns:
         the parts that differ from the last time.
     """
-    with locked(directory / LOCK, LOCK_SECONDS):
+    with locked(directory / LOCK, patience=LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
         seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
         if added or changed or not seen:
@@ -238,7 +235,7 @@ def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
     Raises:
         RecordsError: the provenance is damaged.
     """
-    with locked(directory / LOCK, LOCK_SECONDS):
+    with locked(directory / LOCK, patience=LOCK_SECONDS):
         known = read_provenance(directory)
         write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": timestamp(), **entry}]})
 

@@ -125,7 +125,7 @@ def ready(
         credentials(swarm, name, identity_directory(directory))
     own = check([Arm(ArmConfig(name=arm_name), swarm.of_swarm({name}), (swarm,))])
     if (lock := swarm_lock(directory / arm_name, swarm)).exists():
-        with locked(lock, 0):
+        with locked(lock):
             pass
     if not overwrite:
         may_claim(directory, resume, swarm, tasks=own.tasks, back_to=back_to, only=(arm_name,))
@@ -154,7 +154,7 @@ def join(
     if overwrite:
         delete_run(directory)
     place = directory / arm_name / name
-    with locked(lock := swarm_lock(directory / arm_name, swarm), 0):
+    with locked(lock := swarm_lock(directory / arm_name, swarm)):
         if goes_on := claim(directory, resume, swarm, tasks=able.own.tasks, joined=name, held=[lock]):
             say(Planned((goes_on,)))
         place.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,9 +132,7 @@ def roll_back(directory: Path, step: int, arms: Sequence[str] = (), dry_run: boo
         InUseError: a peer is being trained.
     """
     swarms = _begun(directory, arms)
-    with ExitStack() as held:
-        for lock in [] if dry_run else [lock for swarm in swarms for lock in swarm.locks]:
-            held.enter_context(locked(lock, 0))
+    with locked(*(lock for swarm in swarms for lock in swarm.locks if not dry_run)):
         for swarm in swarms:
             _check_step(swarm, step)
         undone = [_undone(swarm, name, step) for swarm in swarms for name in swarm.peers]

@@ -111,16 +111,13 @@ def run(
         if overwrite:
             delete_run(directory)
         elif not resume:
-            for lock in (lock for arm in arms for lock in swarm_locks(directory, arm)):
-                if lock.exists():  # "under way" tells more than "exists"
-                    with locked(lock, 0):
-                        pass
+            locks = [lock for arm in arms for lock in swarm_locks(directory, arm)]
+            with locked(*filter(Path.exists, locks)):  # "under way" tells more than "exists"
+                pass
         may_claim(directory, resume, recipe, tasks=tasks)  # refuses before a lock makes a directory
         for arm in arms:
             locks = swarm_locks(directory, arm)
-            with ExitStack() as held:
-                for lock in locks:
-                    held.enter_context(locked(lock, LOCK_PATIENCE))
+            with locked(*locks, patience=LOCK_PATIENCE):
                 if arm is arms[0]:  # held already, so that no other recipe takes the directory from now on
                     goes_on = claim(directory, resume, recipe, tasks=tasks, held=locks)
                     if not peer:  # an experiment has said so for its jobs
@@ -257,7 +254,7 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
     """Train one peer in this process; the parent carries its messages."""
     torch.set_num_threads(job.threads)
     large = parameters_of(job.recipe.peer(job.peer).model) >= SMALL
-    with locked(peer_lock(job.directory), LOCK_SECONDS):  # held on by a process that a kill did not reach
+    with locked(peer_lock(job.directory), patience=LOCK_SECONDS):  # held on by a process that a kill did not reach
         reply = ask(None)
         if stop.is_set():
             return

@@ -265,7 +265,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
         """Open records and exchange, for as long as ``stack`` is. Returns whether all rounds are trained already."""
         remedy = "give each script another directory, as GRPOConfig(output_dir=…), or stop that process"
-        stack.enter_context(locked(peer_lock(self.place), 0, remedy))
+        stack.enter_context(locked(peer_lock(self.place), remedy=remedy))
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
