@@ -50,13 +50,13 @@ class Swarm:
     holds: dict[str, int] = field(default_factory=dict)
     """The round that a peer does not begin before :meth:`release`."""
     prefix: dict[str, list[str]] = field(default_factory=dict)
-    """A command in front of a peer's own, as ``env``."""
+    """A command in front of a peer's own, as ``ip netns exec``."""
+    own_network: dict[str, dict[str, Any]] = field(default_factory=dict)
     tls: bool = False
     """Mutual TLS, each peer with a port and a certificate of its own."""
 
     def __post_init__(self) -> None:
         self.network = {**QUICK, "port": free_port(), **self.network}
-        self.own_network: dict[str, dict[str, Any]] = {}
         self.processes: dict[str, Watched] = {}
         self._earlier: dict[str, list[str]] = {name: [] for name in self.names}
         self._heard = threading.Condition()

@@ -1,6 +1,6 @@
 """Peers that are killed, come late, stall or lose each other: the others finish all rounds and say who was missing.
 
-Light peers in processes of their own, on loopback.
+Light peers in processes of their own, on loopback; hosts of their own where network namespaces may be made.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 from light_swarm import Swarm, free_port
 from watched import HUNG
@@ -155,8 +158,7 @@ def test_clocks_an_hour_ahead_and_an_hour_behind_change_nothing(tmp_path: Path) 
     wrong = {}
     for name, hours in (("b", -1), ("c", 1)):
         library = str(tmp_path / f"{name}.so")
-        build = ["gcc", "-shared", "-fPIC", f"-DHOURS=({hours})", "-o", library, str(tmp_path / "clock.c"), "-ldl"]
-        subprocess.run(build, check=True, capture_output=True)
+        run("gcc", "-shared", "-fPIC", f"-DHOURS=({hours})", "-o", library, str(tmp_path / "clock.c"), "-ldl")
         wrong[name] = ["env", f"LD_PRELOAD={library}"]
         now = subprocess.run(
             [*wrong[name], sys.executable, "-c", "import time; print(time.time())"], capture_output=True
@@ -175,3 +177,61 @@ def test_a_peer_below_the_quorum_stops_with_an_error_where_the_recipe_says_so(tm
         swarm.kill("b")
         assert swarm.processes["a"].wait(HUNG) != 0
         assert 'network.below_quorum = "stop"' in (tmp_path / "a.log").read_text()
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def ip(words: str) -> None:
+    run("ip", *words.split())
+
+
+@pytest.fixture
+def hosts() -> Iterator[dict[str, str]]:
+    """Three hosts on one switch: name -> address. Their names are the machine's, so tests take turns."""
+    addresses = {name: f"10.77.0.{i}" for i, name in enumerate("abc", 1)}
+
+    def delete() -> None:
+        for name in addresses:
+            subprocess.run(["ip", "netns", "delete", f"ftis-{name}"], capture_output=True)
+        subprocess.run(["ip", "link", "delete", "ftisbr"], capture_output=True)
+
+    if not shutil.which("ip"):
+        pytest.skip("hosts of their own need iproute2")
+    with filelock.FileLock(Path(tempfile.gettempdir()) / "ftis-hosts.lock"):
+        delete()
+        try:
+            ip("link add ftisbr type bridge")
+            ip("link set ftisbr up")
+            for name, address in addresses.items():
+                space = f"ftis-{name}"
+                ip(f"netns add {space}")
+                ip(f"-n {space} link set lo up")
+                ip(f"link add ftis{name}0 type veth peer name eth0 netns {space}")
+                ip(f"link set ftis{name}0 master ftisbr up")
+                ip(f"-n {space} addr add {address}/24 dev eth0")
+                ip(f"-n {space} link set eth0 up")
+            yield addresses
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"hosts cannot be made here: {error.stderr.decode().strip()}")
+        finally:
+            delete()
+
+
+def test_a_partition_that_heals_loses_no_round_where_all_are_needed(tmp_path: Path, hosts: dict[str, str]) -> None:
+    at = {name: f"tcp/{address}:7447" for name, address in hosts.items()}
+    own = {name: {"listen": [at[name]], "connect": [at[other] for other in at if other != name]} for name in at}
+    prefix = {name: ["ip", "netns", "exec", f"ftis-{name}"] for name in hosts}
+    network = {"deadline": NEVER, "quorum": 2}
+    with Swarm(tmp_path, "abc", rounds=15, network=network, own_network=own, prefix=prefix) as swarm:
+        swarm.start()
+        swarm.until_round("a", 3)
+        ip("link set ftisc0 down")
+        for name, lost in (("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")):
+            swarm.until(partial(swarm.says, name, f"{lost} is gone"))
+        during = rounds(swarm, "a")[-1]
+        ip("link set ftisc0 up")
+        swarm.finish()
+        assert during < 14
+        every_round_came(swarm)
