@@ -4,8 +4,7 @@
     python -m research.honest --testbeds pair late --seeds 10     # a part of it
     python -m research.honest --defences before --seeds 10        # the same without those defaults, for their cost
 
-All testbeds are of recipes/ and train for 40 rounds, if nothing else is said. Their peers are honest, at the recipes'
-rates:
+Testbeds are of recipes/ and train for 40 rounds. Their peers are honest, at the recipes' rates:
 
 - ``pair``, ``four``: small and large models in full, each over prompts of its own;
 - ``shared``: the four over shared prompts;
@@ -13,7 +12,10 @@ rates:
 - ``tokenizers``: two models with different tokenizers, over text;
 - ``bfloat16``: the pair with weights and log-probabilities in bfloat16;
 - ``late``: the pair, and each message comes a round late;
-- ``smollm2``: four adapters of SmolLM2-135M, 24 rounds of research/recipes/needle_four.toml.
+- ``smollm2``: four adapters of SmolLM2-135M over shared prompts, by research/recipes/needle_four.toml. It runs only if
+  it is named: 24 rounds of a seed take twelve minutes, and ``ftis models smollm2-135m`` fetches the model.
+
+Texts are not tested over shared prompts, of which each peer samples one completion.
 
 The table has, of each testbed: runs; accusations by the honesty test of any peer; alarms of the no-regret test; texts
 that the test of texts found; foreign rollouts that a peer learned from, a round; and the peers' mean final accuracy.
@@ -45,18 +47,19 @@ from research.adaptive import DEFENCES, test_of
 from research.findings.__main__ import FINDINGS, Cell, Summary, written
 
 ROUNDS = 40
-SMOLLM2 = ('training.mode="horizontal"', "training.rounds=24", "training.eval_every=24", "task.validation_size=100")
+HORIZONTAL = 'training.mode="horizontal"'
 TESTBEDS: Mapping[str, tuple[str, Sequence[str], int]] = {
     "pair": ("demo_pair.toml", (), 80),
     "four": ("demo.toml", (), 30),
-    "shared": ("demo.toml", ('training.mode="horizontal"',), 20),
+    "shared": ("demo.toml", (HORIZONTAL,), 20),
     "lora": ("demo_lora.toml", (), 60),
     "tokenizers": ("tokenizers/small.toml", ('exchange="text"',), 50),
     "bfloat16": ("demo_pair.toml", ('peers.*.dtype="bfloat16"',), 40),
     "late": ("demo_pair.toml", (), 40),
-    "smollm2": ("../research/recipes/needle_four.toml", SMOLLM2, 5),
+    "smollm2": ("../research/recipes/needle_four.toml", (HORIZONTAL, "task.validation_size=100"), 5),
 }
 """A recipe, what is set, and the number of seeds."""
+SMALL = [testbed for testbed in TESTBEDS if testbed != "smollm2"]
 
 
 class Outcome(BaseModel):
@@ -158,15 +161,16 @@ def cost(to: Path, commit: str) -> Summary:
 
 def summary(to: Path, commit: str) -> Summary:
     """The table of all runs that ``to`` holds."""
-    rows, most = list[tuple[str | int | float, ...]](), 0
+    rows, most = list[tuple[Cell, ...]](), 0
     for testbed in TESTBEDS:
         of = list(kept(to, testbed).values())
         if not of:
             continue
         most = max(most, len(of))
-        counts = (sum(getattr(one, name) for one in of) for name in ("accusations", "alarms", "texts"))
+        accusations, alarms, texts = (sum(getattr(one, n) for one in of) for n in ("accusations", "alarms", "texts"))
+        tested = None if HORIZONTAL in TESTBEDS[testbed][1] else texts
         accuracy = fmean(fmean(one.accuracies.values()) for one in of)
-        rows.append((f"`{testbed}`", len(of), *counts, fmean(one.foreign for one in of), accuracy))
+        rows.append((f"`{testbed}`", len(of), accusations, alarms, tested, fmean(one.foreign for one in of), accuracy))
     return Summary(
         command="python -m research.honest --write COMMIT",
         commit=commit,
@@ -181,7 +185,7 @@ def summary(to: Path, commit: str) -> Summary:
 
 def main(arguments: Sequence[str] | None = None, findings: Path = FINDINGS) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--testbeds", nargs="+", choices=list(TESTBEDS), default=list(TESTBEDS))
+    parser.add_argument("--testbeds", nargs="+", choices=list(TESTBEDS), default=SMALL)
     parser.add_argument("--seeds", type=int, help="the most seeds of a testbed")
     parser.add_argument("--defences", choices=("defaults", "before"), default="defaults")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
+import torch
 from conftest import TinyPolicy
 from run_files import differences, records_of, weights
 
@@ -20,9 +22,11 @@ from ftis.recipe.parsing import load
 from ftis.records.events import Event, NetworkEvent
 from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
+from ftis.rollouts import Group, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble, second
 from ftis.run.together import in_turns
 from ftis.run.training import Trainer
+from ftis.selection import Judged
 from recipes import recipe_of, write_recipe
 
 GROUPS, WINDOW = 12, 4
@@ -309,3 +313,21 @@ def test_a_collapse_is_undone_and_a_stopped_run_goes_on_alike(tmp_path: Path) ->
     for name in names:
         one, other = (weights(tmp_path / place / name / "checkpoint-28") for place in ("whole", "parts"))
         assert all(one[key].equal(other[key]) for key in one)
+
+
+def test_one_completion_of_a_prompt_shows_nothing_of_a_text_and_the_guard_says_so_once() -> None:
+    guard, said = NoRegret(recipe_of("own", "other", mode="horizontal", no_regret=0.1), "own"), []
+    rollout = Rollout(np.array([1, 2], np.int32), np.array([-1, -1], np.float32))
+    for round in range(3):
+        groups = [
+            ScoredGroup(Group(peer, round, item, (rollout,)), ("x",), (1.0,))
+            for item in range(2)
+            for peer in ("own", "other")
+        ]
+        batch = collate(groups, lambda *_: rollout.completion_ids, "own")
+        judged = Judged(batch, torch.ones(len(batch)), np.arange(len(batch)), [], None, rollout.gen_logp)
+        guard.examine(judged)
+        assert guard.shares(judged).tolist() == [1.0] * len(batch)
+        said.append(len(guard.remarks))
+    assert said == [1, 0, 0]
+    assert guard.plants.own_rounds == 0

@@ -241,7 +241,7 @@ ODD_ANSWERS = {
     "nothing drawn": (
         '{"choices": [{"finish_reason": "abort", "logprobs": {"tokens": [], "token_logprobs": []}}]}',
         None,
-        "'abort'",
+        "0 of 4 tokens",
     ),
 }
 

@@ -7,21 +7,20 @@ from pathlib import Path
 import pytest
 
 from research.findings.__main__ import read
-from research.honest import TESTBEDS, Outcome, cost, main, run
+from research.honest import SMALL, Outcome, cost, main, run
 
-SMALL = ("training.prompts_per_round=8", "task.validation_size=4")
+QUICKLY = ("training.prompts_per_round=8", "task.validation_size=4")
 
 
 QUICK = ("tokenizers", "late")
 """Testbeds whose exchange is not the usual one."""
-SMALL_MODELS = [testbed for testbed in TESTBEDS if testbed != "smollm2"]  # it takes minutes, and a model to fetch
 
 
 @pytest.mark.parametrize(
-    "testbed", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in SMALL_MODELS]
+    "testbed", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
 )
 def test_peers_of_a_testbed_learn_from_each_other(testbed: str, tmp_path: Path) -> None:
-    found = run(testbed, 0, 2, tmp_path, SMALL)
+    found = run(testbed, 0, 2, tmp_path, QUICKLY)
     assert (found.accusations, found.alarms, found.texts) == (0, 0, 0)
     assert found.foreign > 0
     assert len(found.accuracies) == (4 if testbed in ("four", "shared") else 2)

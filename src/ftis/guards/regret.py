@@ -31,6 +31,11 @@ ALPHA = 0.01
 ALONE, PROBATION = 2, 3
 """Rounds alone and of a first probation, in shortest windows of the test."""
 
+UNTESTED = (
+    "texts that others plant are not looked for, since each peer samples one completion of a prompt; two or more "
+    "(sampling.num_generations) can show whether a text helps"
+)
+
 
 @dataclass
 class NoRegret(Selection):
@@ -108,13 +113,23 @@ class NoRegret(Selection):
     def examine(self, judged: Judged) -> None:
         batch = judged.batch
         groups = [batch.reward_N[rows].tolist() for rows in batch.own_groups()]
-        self.back_to, self.remarks = None, []
+        self.back_to, self.remarks, is_first = None, [], self.best_reward is None
         if groups:
             step = int(batch.round_N[batch.own_N].max()) + 1
             self.take(step, groups, sorted({batch.sources[source] for source in batch.source_N[~batch.own_N]}))
-        self.plants.take(batch, judged.advantage_N.numpy())
+        if self._tests_texts:
+            self.plants.take(batch, judged.advantage_N.numpy())
+        elif groups and is_first:
+            self.remarks.append(UNTESTED)
+
+    @property
+    def _tests_texts(self) -> bool:
+        """Whether a group can show that a text helps or not. One completion cannot."""
+        return self.recipe.rollouts_per_group > 1
 
     def shares(self, judged: Judged) -> Tensor:
+        if not self._tests_texts:
+            return torch.ones(len(judged.rows))
         return torch.from_numpy(judged.batch.own_N | ~self.plants.holds_N)[judged.rows].float()
 
     def take(self, step: int, groups: Sequence[Sequence[float]], senders: Sequence[str]) -> None:

@@ -131,7 +131,10 @@ def partial_directory(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, which is ``path`` at the end and readable by all. After an error nothing of it is left."""
+    """A directory to fill, which is ``path`` at the end. All may read the files in it, if not those of its directories.
+
+    After an error nothing of it is left.
+    """
     with partial_directory(path.parent) as partial:
         yield partial
         for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone

@@ -58,7 +58,7 @@ def rollouts_path(directory: Path, round: int) -> Path:
 
 def recorded_rounds(directory: Path) -> list[int]:
     """The rounds with recorded rollouts, counted from 0, ascending."""
-    matches = (re.fullmatch(r"round-(\d{1,9})\.parquet", path.name) for path in directory.glob("rollouts/round-*"))
+    matches = (re.fullmatch(r"round-(\d{6,9})\.parquet", path.name) for path in directory.glob("rollouts/round-*"))
     return sorted(int(match[1]) for match in matches if match)
 
 

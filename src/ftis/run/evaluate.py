@@ -152,7 +152,7 @@ class Exam:
     def sampled(self, samples: int, seed: int = 0) -> EvalSamples:
         """Draw ``samples`` completions of every problem as ``decoding`` says, and score them."""
         at_a_time = self.batch_size or max(EVAL_BATCH, samples)
-        groups = self._drawn(self.problems, self.prompt_ids, samples, self.decoding, seed, at_a_time)
+        groups = self._drawn(self.problems, list(self.prompt_ids), samples, self.decoding, seed, at_a_time)
         scored = [self._scored(problem, group) for problem, group in zip(self.problems, groups, strict=True)]
         return EvalSamples(tuple(texts for texts, _ in scored), tuple(rewards for _, rewards in scored))
 

@@ -358,8 +358,9 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         masks = mask_NT.bool().cpu().numpy() if ratio_NT.shape[1] > 1 else np.ones((len(ids), 1), bool)
         ratios = [ratio_T[mask_T] for ratio_T, mask_T in zip(ratio_NT, masks, strict=True)]
         mine = [Rollout(i.astype(np.int32), gen) for i, gen in zip(ids, gen_logp, strict=True)]
-        texts = [self.policy.detokenize(i.tolist()) for i in ids]
-        if self.stage is not None:
+        if self.stage is None:
+            texts = [self.policy.detokenize(i.tolist()) for i in ids]
+        else:
             played, texts = [list(column) for column in zip(*self._episodes, strict=True)]
             pairs = zip(mine, played, strict=True)
             mine = [replace(one, observed=of.observed, overdue=of.overdue) for one, of in pairs]
