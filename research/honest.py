@@ -172,8 +172,7 @@ def summary(to: Path, commit: str) -> Summary:
         accuracy = fmean(fmean(one.accuracies.values()) for one in of)
         rows.append((f"`{testbed}`", len(of), accusations, alarms, tested, fmean(one.foreign for one in of), accuracy))
     return Summary(
-        command="python -m research.honest\n"
-        "python -m research.honest --testbeds smollm2 --rounds 24 --write COMMIT",
+        command="python -m research.honest\npython -m research.honest --testbeds smollm2 --rounds 24 --write COMMIT",
         commit=commit,
         machine="2 cores of an x86-64 machine, torch 2.13",
         seeds=tuple(range(most)),

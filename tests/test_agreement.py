@@ -45,14 +45,15 @@ def test_sampler_and_learner_give_the_log_probabilities_of_a_row_by_itself(kind:
     assert getattr(sampler, "slow", None) == SLOW[kind]
     prompts, decoding = rows_of((3, 14, 7, 16, 17, 20, 3)), Decoding(18)
     groups = sampler(policy, prompts, 3, decoding, 0)
-    check_drawn(policy, prompts, groups, atol=2e-4)
+    atol = 5e-4 if SLOW[kind] else 2e-4  # a recurrence rounds otherwise in chunks than token by token
+    check_drawn(policy, prompts, groups, atol=atol)
     rows = list(zip(*drawn_rows(prompts, groups), strict=True))
     assert len({len(ids) for _, ids, _ in rows}) > 3
     for _, ids, _ in rows:
         assert not ENDS.intersection(ids[:-1].tolist())
         assert ids[-1] in ENDS or len(ids) == 18
     for prompt, ids, logp in rows[::4]:
-        np.testing.assert_allclose(logp, by_prefixes(policy, prompt, ids), atol=2e-4)
+        np.testing.assert_allclose(logp, by_prefixes(policy, prompt, ids), atol=atol)
 
 
 @dataclass
