@@ -63,6 +63,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm. Repeatable.")]
 Jobs = Annotated[
     int,
     typer.Option(
@@ -247,7 +248,7 @@ def preflight(
 def train(
     recipe: RecipeFile,
     set_: Overrides = None,
-    arm: Annotated[list[str] | None, typer.Option(help="Only this arm. Repeatable.")] = None,
+    arm: Arms = None,
     seeds: Annotated[
         str | None,
         typer.Option(metavar="N|FIRST-LAST", help="Compare under seeds 0 … N−1, or those of a range such as 5-9."),
@@ -343,7 +344,7 @@ def experiment(
     recipe: RecipeFile,
     seeds: Annotated[str, typer.Option(metavar="N|FIRST-LAST")] = "5",
     jobs: Jobs = 0,
-    arm: Annotated[list[str] | None, typer.Option(help="Only this arm. Repeatable.")] = None,
+    arm: Arms = None,
     set_: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:

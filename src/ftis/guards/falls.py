@@ -93,17 +93,16 @@ class FallTest:
         guess = fmean(chain(*self.rounds[-last:])) if last else 0.5
         self.rounds.append(means)
         self._gains.append((np.log1p(stakes * (x - guess)) + stakes * guess).sum(1))
-        self._before = [*self._before, self._windows()][-LONGEST:]
+        shortest = [self.shortest(len(of_round)) for of_round in self.rounds]
+        self._before = [*self._before, self._windows(np.array(shortest))][-LONGEST:]
         with_new = np.concatenate([self._after, np.zeros((1, *bets_fm.shape))])
         self._after = with_new[-LONGEST:] + bets_fm
-        most = max(self.shortest(len(of_round)) for of_round in self.rounds)
-        longest = LONGEST + (TIMES[-1] + GAPS[-1] + 1) * most  # the last for μ
+        longest = LONGEST + (TIMES[-1] + GAPS[-1] + 1) * max(shortest)  # the last for μ
         del self.rounds[:-longest], self._gains[:-longest]
 
-    def _windows(self) -> Floats64:
+    def _windows(self, shortest_s: npt.NDArray[np.int64]) -> Floats64:
         """The log of the first mean for each window before a change in the last round: [window, m]."""
         size_s = np.array([len(means) for means in self.rounds])
-        shortest_s = np.array([self.shortest(size) for size in size_s.tolist()])
         times_k, gap_k = np.array(list(product(TIMES, GAPS))).T
         ahead_s = np.arange(len(size_s))[::-1]
         k, start = np.nonzero((times_k + gap_k)[:, None] * shortest_s == ahead_s)

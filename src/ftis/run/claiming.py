@@ -187,6 +187,16 @@ def swarm_lock(directory: Path, swarm: Recipe) -> Path:
     return directory / f"{LOCK}@{swarm.peers[0].name}"
 
 
+def require_free(locks: Iterable[Path]) -> None:
+    """Refuse if another process holds one of the locks. No directory is made for a lock that is not there.
+
+    Raises:
+        InUseError: another process holds one.
+    """
+    with locked(*filter(Path.exists, locks)):
+        pass
+
+
 def _unused(directory: Path, held: Collection[Path] = ()) -> contextlib.AbstractContextManager[None]:
     """Hold the locks of all swarms of a run, except for those that are ``held``.
 

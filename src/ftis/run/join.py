@@ -33,7 +33,7 @@ from ftis.records.trackers import open_trackers
 from ftis.records.writing import EventLog, Records
 from ftis.run import accusations
 from ftis.run.assembly import assemble
-from ftis.run.claiming import claim, delete_run, may_claim, swarm_lock
+from ftis.run.claiming import claim, delete_run, may_claim, require_free, swarm_lock
 from ftis.run.network import credentials, identity_directory, in_network
 from ftis.run.prepare import Checked, check
 from ftis.run.runs import repeats
@@ -124,9 +124,7 @@ def ready(
     if swarm.network.roster is not None or swarm.network.key is not None or not swarm.network.open:
         credentials(swarm, name, identity_directory(directory))
     own = check([Arm(ArmConfig(name=arm_name), swarm.of_swarm({name}), (swarm,))])
-    if (lock := swarm_lock(directory / arm_name, swarm)).exists():
-        with locked(lock):
-            pass
+    require_free([swarm_lock(directory / arm_name, swarm)])
     if not overwrite:
         may_claim(directory, resume, swarm, tasks=own.tasks, back_to=back_to, only=(arm_name,))
     return Ready(arm_name, swarm, own, directory)

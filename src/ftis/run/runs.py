@@ -35,7 +35,16 @@ from ftis.records.trackers import open_trackers
 from ftis.records.writing import Records
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.claiming import LOCK_SECONDS, claim, delete_run, longest_unsaved, may_claim, peer_lock, swarm_locks
+from ftis.run.claiming import (
+    LOCK_SECONDS,
+    claim,
+    delete_run,
+    longest_unsaved,
+    may_claim,
+    peer_lock,
+    require_free,
+    swarm_locks,
+)
 from ftis.run.prepare import Checked, check_to_train
 from ftis.run.processes import (
     SMALL,
@@ -111,9 +120,8 @@ def run(
         if overwrite:
             delete_run(directory)
         elif not resume:
-            locks = [lock for arm in arms for lock in swarm_locks(directory, arm)]
-            with locked(*filter(Path.exists, locks)):  # "under way" tells more than "exists"
-                pass
+            # "Under way" tells more than "exists".
+            require_free(lock for arm in arms for lock in swarm_locks(directory, arm))
         may_claim(directory, resume, recipe, tasks=tasks)  # refuses before a lock makes a directory
         for arm in arms:
             locks = swarm_locks(directory, arm)
