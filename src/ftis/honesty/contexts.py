@@ -41,6 +41,13 @@ class Table(NamedTuple):
         keys, number_T, repeats_U = np.unique(keys_T, return_inverse=True, return_counts=True)
         return cls(keys.tolist(), number_T, repeats_U)
 
+    def contexts(self) -> Table:
+        """The table of the keys without their last token."""
+        context_U = np.array(self.keys, np.int64) >> ID_BITS
+        is_first_U = np.diff(context_U, prepend=-1) > 0
+        first_C, number_U = np.flatnonzero(is_first_U), is_first_U.cumsum() - 1
+        return Table(context_U[first_C].tolist(), number_U[self.number_T], np.add.reduceat(self.repeats_U, first_C))
+
     def before(self) -> Counts:
         """How often each token's key occurred at earlier tokens: [T]."""
         place_T = np.arange(len(self.number_T))
@@ -192,7 +199,9 @@ def _counts(of: Mapping[int, int], keys: Sequence[int]) -> Counts:
 
 
 def _tables(completions: Sequence[Ints]) -> list[Table]:
-    return [Table.of(keys) for keys in _keys(completions)]
+    """Of each token: its context of two tokens with it and without, and that of one token."""
+    two, one = (Table.of(keys) for keys in _keys(completions))
+    return [two, two.contexts(), one, one.contexts()]
 
 
 def _combined(pair: Counts, context: Counts, pair_1: Counts, context_1: Counts) -> Probabilities:
@@ -200,8 +209,8 @@ def _combined(pair: Counts, context: Counts, pair_1: Counts, context_1: Counts) 
     return q
 
 
-def _keys(completions: Sequence[Ints]) -> tuple[Keys, ...]:
-    """Of each token: its context of two tokens with it and without, and that of one token, as numbers."""
+def _keys(completions: Sequence[Ints]) -> tuple[Keys, Keys]:
+    """Of each token: it and the two tokens before it, and it and the one before it, as numbers."""
     length_N = np.fromiter(map(len, completions), np.int64)
     place_T = np.arange(length_N.sum()) + np.repeat(np.arange(2, 2 * len(length_N) + 1, 2), length_N)
     padded = np.full(len(place_T) + 2 * len(length_N), START, dtype=np.int64)
@@ -212,4 +221,4 @@ def _keys(completions: Sequence[Ints]) -> tuple[Keys, ...]:
         )
     one = padded[place_T - 1]
     two = padded[place_T - 2] << ID_BITS | one
-    return two << ID_BITS | token, two, one << ID_BITS | token, one
+    return two << ID_BITS | token, one << ID_BITS | token

@@ -21,7 +21,7 @@ LOG_REST = np.log1p(-SHARES)
 ANYWHERE = 2**ID_BITS
 """The context of a token that counts wherever it stands."""
 MOST_KEYS = 2**14
-"""The most keys at a time. A group adds its most frequent new keys, at most half as many. Of the earlier keys those
+"""The most keys at a time. A block adds its most frequent new keys, at most half as many. Of the earlier keys those
 with most evidence stay."""
 
 Keys = npt.NDArray[np.int64]
@@ -29,17 +29,20 @@ Keys = npt.NDArray[np.int64]
 
 LARGEST = 1e150
 """The largest R, far above every threshold, so products stay finite. If several keys reach it, the first is shown."""
+BLOCK = 8
+"""Completions that are taken in before the next keys count."""
 AT_ONCE = 2**16
-"""The most numbers of E in memory: a message's groups are taken in so many numbers at a time."""
+"""The most numbers of E in memory: a message's blocks are taken in so many numbers at a time."""
 
 
 class Frequent:
-    """Two e-detectors for each token of a sender's earlier groups: for it anywhere, and after the token before.
+    """Two e-detectors for each token of a sender's earlier blocks: for it anywhere, and after the token before.
 
-    A key is (c, a): a token after c, or anywhere. With n groups in the whole run and A keys known before a group, for
-    each of these and ε, over the group's places t after c, ::
+    A block is a group of a message, or several small ones (:func:`blocks_of`). A key is (c, a): a token after c, or
+    anywhere. With n groups in the whole run and A keys known before a block b, for each of these and ε, over the
+    block's places t after c, ::
 
-        E_g(c, a, ε) = Π_t (1 − ε + ε [a_t = a] / π_gen(a_t))        R_g = (R_{g−1} + 1/(6 n A)) · E_g
+        E_b(c, a, ε) = Π_t (1 − ε + ε [a_t = a] / π_gen(a_t))        R_b = (R_{b−1} + 1/(6 n A)) · E_b
 
     Each factor is at most 1 in expectation, so Σ R has the bound of :class:`~ftis.honesty.evidence.Detector`. The
     choice of a key costs log A nats once. Predictions from counts pay at each place, since a text may begin anywhere.
@@ -50,31 +53,32 @@ class Frequent:
         self._keys: Keys = np.zeros(0, np.int64)
         self._r_AK: Floats64 = np.zeros((0, len(SHARES)))
 
-    def add(self, rollouts: Sequence[Rollout], group_N: npt.NDArray[np.int64]) -> Floats64:
-        """Take in a message. Returns the evidence log(n Σ R) after each group, in nats.
+    def add(self, rollouts: Sequence[Rollout], block_N: npt.NDArray[np.int64]) -> Floats64:
+        """Take in a message. Returns the evidence log(n Σ R) after each block, in nats.
 
         Args:
-            rollouts: of one sender and round, group after group, as the sender sampled them.
-            group_N: the group of each, ascending, from 0.
+            rollouts: of one sender and round, as the sender sampled them.
+            block_N: the block of each, ascending, from 0.
         """
-        key_2T, gain_TK = _keys(rollouts), _gains(rollouts) - LOG_REST
-        group_T, groups = np.repeat(group_N, [len(r) for r in rollouts]), int(group_N[-1]) + 1
-        # A group may make others' keys leave. So groups are taken in together only if all their keys have room.
-        at_once = groups if len(self._keys) + key_2T.size <= MOST_KEYS // 2 else 1
-        nats_P = list[Floats64]()
-        for first in range(0, groups, at_once):
-            inside = (group_T >= first) & (group_T < first + at_once)
-            group_2T, gain_2TK = np.tile(group_T[inside] - first, 2), np.concatenate([gain_TK[inside]] * 2)
-            nats_P.append(self._take(key_2T[:, inside].ravel(), group_2T, gain_2TK, at_once))
-        return np.concatenate(nats_P)
+        length_N = np.fromiter(map(len, rollouts), np.int64)
+        key_2T, gain_TK = _keys(rollouts, length_N), _gains(rollouts) - LOG_REST
+        block_T, blocks = np.repeat(block_N, length_N), int(block_N[-1]) + 1
+        # A block may make others' keys leave. So blocks are taken in together only if all their keys have room.
+        at_once = blocks if len(self._keys) + key_2T.size <= MOST_KEYS // 2 else 1
+        nats_B = list[Floats64]()
+        for first in range(0, blocks, at_once):
+            inside = (block_T >= first) & (block_T < first + at_once)
+            block_2T, gain_2TK = np.tile(block_T[inside] - first, 2), np.concatenate([gain_TK[inside]] * 2)
+            nats_B.append(self._take(key_2T[:, inside].ravel(), block_2T, gain_2TK, at_once))
+        return np.concatenate(nats_B)
 
-    def _take(self, key_P: Keys, group_P: Keys, gain_PK: Floats64, groups: int) -> Floats64:
-        """The evidence after each of some groups, whose new keys are known from the group after their first on."""
+    def _take(self, key_P: Keys, block_P: Keys, gain_PK: Floats64, blocks: int) -> Floats64:
+        """The evidence after each of some blocks, whose new keys are known from the block after their first on."""
         key_U, of_P, count_U = np.unique(key_P, return_inverse=True, return_counts=True)
         first_U = np.empty_like(key_U)
-        first_U[of_P[::-1]] = group_P[::-1]  # the first place of a key is written last
+        first_U[of_P[::-1]] = block_P[::-1]  # the first place of a key is written last
         new_U = np.flatnonzero(~_lookup(self._keys, key_U)[1] & (key_U % 2**ID_BITS != OTHER))
-        if len(new_U) > MOST_KEYS // 2:  # of one group
+        if len(new_U) > MOST_KEYS // 2:  # of one block
             new_U = new_U[np.argsort(-count_U[new_U], kind="stable")[: MOST_KEYS // 2]]
         keys = np.concatenate([self._keys, key_U[new_U]])
         order = np.argsort(keys)
@@ -84,37 +88,37 @@ class Frequent:
 
         contexts, context_A = np.unique(keys >> ID_BITS, return_inverse=True)
         context_U, counted_U = _lookup(contexts, key_U >> ID_BITS)
-        place_P = group_P * len(contexts) + context_U[of_P]
-        places = np.bincount(place_P[counted_U[of_P]], minlength=groups * len(contexts))
-        places_G1C = places.reshape(groups, 1, -1)
-        e_GKC = np.exp(places_G1C * LOG_REST[:, None])
+        place_P = block_P * len(contexts) + context_U[of_P]
+        places = np.bincount(place_P[counted_U[of_P]], minlength=blocks * len(contexts))
+        places_B1C = places.reshape(blocks, 1, -1)
+        e_BKC = np.exp(places_B1C * LOG_REST[:, None])
         key_of_U, known_U = _lookup(keys, key_U)
-        since_U = np.append(first_A, groups)[key_of_U]  # the appended entry stands in if there is no key
-        hits = known_U[of_P] & (since_U[of_P] < group_P)
-        cell_X, cell_P = np.unique(group_P[hits] * len(keys) + key_of_U[of_P[hits]], return_inverse=True)
+        since_U = np.append(first_A, blocks)[key_of_U]  # the appended entry stands in if there is no key
+        hits = known_U[of_P] & (since_U[of_P] < block_P)
+        cell_X, cell_P = np.unique(block_P[hits] * len(keys) + key_of_U[of_P[hits]], return_inverse=True)
         gain_KX = np.stack([np.bincount(cell_P, gain_P, len(cell_X)) for gain_P in gain_PK[hits].T])
-        group_X, key_X = divmod(cell_X, len(keys))
-        log_e_KX = gain_KX + places_G1C[group_X, 0, context_A[key_X]] * LOG_REST[:, None]
+        block_X, key_X = divmod(cell_X, len(keys))
+        log_e_KX = gain_KX + places_B1C[block_X, 0, context_A[key_X]] * LOG_REST[:, None]
         of_hits_XK = np.exp(np.minimum(log_e_KX, math.log(LARGEST))).T
-        total_G = np.zeros(groups)
+        total_B = np.zeros(blocks)
         at_once = max(1, AT_ONCE // max(1, r_KA.size))
-        for first in range(0, groups, at_once):
-            group_G = np.arange(first, min(first + at_once, groups))
-            begin, end = np.searchsorted(group_X, (first, group_G[-1] + 1))
-            e_GKA = e_GKC[group_G].take(context_A, axis=2)
-            e_GKA[group_X[begin:end] - first, :, key_X[begin:end]] = of_hits_XK[begin:end]
-            known_GA = first_A < group_G[:, None]
-            start_GA = known_GA / (self.groups_of_run * len(SHARES) * np.maximum(1, known_GA.sum(1))[:, None])
-            for start_A, e_KA in zip(start_GA, e_GKA, strict=True):
+        for first in range(0, blocks, at_once):
+            block_B = np.arange(first, min(first + at_once, blocks))
+            begin, end = np.searchsorted(block_X, (first, block_B[-1] + 1))
+            e_BKA = e_BKC[block_B].take(context_A, axis=2)
+            e_BKA[block_X[begin:end] - first, :, key_X[begin:end]] = of_hits_XK[begin:end]
+            known_BA = first_A < block_B[:, None]
+            start_BA = known_BA / (self.groups_of_run * len(SHARES) * np.maximum(1, known_BA.sum(1))[:, None])
+            for start_A, e_KA in zip(start_BA, e_BKA, strict=True):
                 e_KA *= r_KA + start_A
                 r_KA = np.minimum(e_KA, LARGEST, out=e_KA)
-            total_G[group_G] = e_GKA.sum((1, 2))
+            total_B[block_B] = e_BKA.sum((1, 2))
         self._keys, self._r_AK = keys, r_KA.T.copy()
         if len(keys) > MOST_KEYS:
             kept = np.sort(np.argsort(-np.where(first_A < 0, r_KA.max(0), np.inf), kind="stable")[:MOST_KEYS])
             self._keys, self._r_AK = keys[kept], self._r_AK[kept]
         with np.errstate(divide="ignore"):
-            return np.maximum(np.log(total_G), NOTHING) + math.log(self.groups_of_run)
+            return np.maximum(np.log(total_B), NOTHING) + math.log(self.groups_of_run)
 
     @property
     def nats(self) -> float:
@@ -125,9 +129,10 @@ class Frequent:
     def gains(self, rollouts: Sequence[Rollout]) -> Floats64:
         """The nats that each place gave to the key and ε with most evidence: [N, T], 0 after a rollout's end."""
         row, share = np.unravel_index(self._r_AK.argmax(), self._r_AK.shape)
-        hit_T = (_keys(rollouts) == self._keys[row]).any(0)
+        length_N = np.fromiter(map(len, rollouts), np.int64)
+        hit_T = (_keys(rollouts, length_N) == self._keys[row]).any(0)
         gain_T = np.where(hit_T, _gains(rollouts)[:, share], LOG_REST[share])
-        return pad(np.split(gain_T, np.cumsum([len(r) for r in rollouts])[:-1]))
+        return pad(np.split(gain_T, length_N.cumsum()[:-1]))
 
     @property
     def tokens(self) -> Keys:
@@ -152,11 +157,22 @@ class Frequent:
         self._r_AK = np.array(state["r"], dtype=np.float64).reshape(-1, len(SHARES))
 
 
-def _keys(rollouts: Sequence[Rollout]) -> Keys:
+def blocks_of(group_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The block of each rollout of a message, ascending, from 0: one large group, or neighbours of :data:`BLOCK` rows.
+
+    Over prompts that peers share, a group may be one completion. A block then holds those of eight prompts.
+    """
+    sizes_P = np.bincount(group_N)
+    first_P = sizes_P.cumsum() - sizes_P
+    block_P: npt.NDArray[np.int64] = np.unique(first_P // BLOCK, return_inverse=True)[1]
+    return block_P[group_N]
+
+
+def _keys(rollouts: Sequence[Rollout], length_N: npt.NDArray[np.int64]) -> Keys:
     """The two keys of each token of the rollouts, end to end: anywhere, and after the token before it. [2, T]."""
     token_T = np.concatenate([r.completion_ids for r in rollouts]).astype(np.int64)
     before_T = np.append(START, token_T[:-1])
-    before_T[np.cumsum([len(r) for r in rollouts])[:-1]] = START
+    before_T[length_N.cumsum()[:-1]] = START
     return np.stack([ANYWHERE << ID_BITS | token_T, before_T << ID_BITS | token_T])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ftis.config import Recipe
 from ftis.honesty.contexts import Past
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
-from ftis.honesty.frequent import Frequent
+from ftis.honesty.frequent import Frequent, blocks_of
 from ftis.honesty.spellings import Spellings
 from ftis.rollouts import Decode, Floats, Ints, Rollout
 from ftis.selection import Judged, Selection
@@ -103,17 +103,20 @@ class Sender:
         # Rewards come with whole messages, and an advantage may depend on all of a round: they tell about later rounds.
         self.raised += [one.completion_ids for one, up in zip(sent, message.raised_N, strict=True) if up]
         nats_N, gains_NU = self.detector.add(ratios)
-        ends_P = np.flatnonzero(np.diff(group_N, append=-1))
-        of_tokens_P = self.frequent.add(sent, group_N)
-        by_tokens_P = of_tokens_P > nats_N[ends_P]
-        nats_N[ends_P] = np.logaddexp(nats_N[ends_P], of_tokens_P)
-        lengths, over_N = [len(rollout) for rollout in sent], nats_N - math.log(2) >= threshold
+        ends_P, block_N = np.flatnonzero(np.diff(group_N, append=-1)), blocks_of(group_N)
+        of_tokens_N = np.full(len(sent), -np.inf)
+        of_tokens_N[np.flatnonzero(np.diff(block_N, append=-1))] = self.frequent.add(sent, block_N)
+        lengths, over_N = (
+            [len(rollout) for rollout in sent],
+            np.logaddexp(nats_N, of_tokens_N) - math.log(2) >= threshold,
+        )
         over_P = over_N[ends_P]
         if over_P.any() and self.found is None:
             group = over_P.argmax()
             first = int((over_N & (group_N == group)).argmax())
             self.found, self.found_after = message.round, self.tokens + sum(lengths[: first + 1])
-            gains = self.frequent.gains(sent) if by_tokens_P[group] else gains_NU
+            end = ends_P[group]
+            gains = self.frequent.gains(sent) if of_tokens_N[end] > nats_N[end] else gains_NU
             self.passages = telling_passages(message.rollouts, gains)
         self.tokens += sum(lengths)
         return bool(over_P.any())
