@@ -22,8 +22,8 @@ from ftis.config import FtisError, HonestyConfig, Recipe
 from ftis.honesty import spellings as spellings_module
 from ftis.honesty.contexts import START, Contexts, Past
 from ftis.honesty.evidence import STAKES, TOLERANCE, TRUSTING, Detector, Ratios, mixtures, ratios_of, share_of
-from ftis.honesty.frequent import SHARES, Frequent
-from ftis.honesty.selection import HonestyTest, Message, densest, honesty_test, telling_passages
+from ftis.honesty.frequent import SHARES, Frequent, blocks_of
+from ftis.honesty.selection import HonestyTest, Message, Sender, densest, honesty_test, telling_passages
 from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
@@ -333,6 +333,31 @@ def test_groups_of_a_message_give_together_what_they_give_one_by_one(
         ]
         assert nats.tolist() == pytest.approx(one_by_one)
         assert together.state()["keys"] == apart.state()["keys"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks"),
+    [
+        ([1] * 20, [0] * 8 + [1] * 8 + [2] * 4),
+        ([3, 3, 3, 3], [0] * 9 + [1] * 3),
+        ([12, 12], [0] * 12 + [1] * 12),
+        ([20, 1], [0] * 20 + [1]),
+    ],
+)
+def test_a_block_is_a_large_group_or_several_small_ones(sizes: list[int], blocks: list[int]) -> None:
+    assert blocks_of(np.repeat(np.arange(len(sizes)), sizes)).tolist() == blocks
+
+
+def test_a_lie_in_groups_of_one_is_found_by_its_tokens_at_the_end_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(self: Detector, ratios: Ratios) -> tuple[Floats64, Floats64]:
+        return np.full(len(ratios.length_N), -1e9), np.zeros(ratios.old_NU.shape)
+
+    monkeypatch.setattr(Detector, "add", nothing)
+    sender = Sender(Detector(40), Frequent(40))
+    rows = [Rollout(ints(7), floats(-6))] * 20
+    assert sender.add(Message(0, rows, np.arange(20), [None] * 20, np.ones(20, np.bool_)), 20.0)
+    assert sender.found_after == 16, "the first block has no keys before it, and the second ends here"
+    assert sender.passages == [[7]]
 
 
 @pytest.mark.parametrize(("hits", "places", "logp"), [(4200, 8192, math.log(0.45)), (16384, 16384, math.log(0.9))])
