@@ -4,9 +4,10 @@
     python -m research.adaptive --attacks none word oracle --seeds 2   # a part of it
 
 ``small`` is the victim, at the rate 1.2e-3 for 40 rounds. In ``pair``, of recipes/demo_pair.toml, ``large`` attacks. In
-``four``, of recipes/demo.toml with 24 prompts of 12 completions, ``large-b`` attacks beside two honest peers. An
-attacker reads its victim's model, as a copy trained on the published messages would be, and runs the victim's honesty
-test on a message before it sends it:
+``four``, of recipes/demo.toml with 24 prompts of 12 completions, ``large-b`` attacks beside two honest peers. In
+``shared`` the same four share 72 prompts, and each samples one completion of each, as in that recipe's F-TIS arm. Texts
+are not tested there, and attackers have read the honest messages of the round. An attacker reads its victim's model, as
+a copy trained on the published messages would be, and runs the victim's honesty test on a message before it sends it:
 
 - ``none``: an honest partner. ``alone-part``: no partner, and as much own sampling;
 - ``text``, ``lying_text``, ``creeping_text``: those of :mod:`research.attacks`, which do not look;
@@ -18,7 +19,7 @@ test on a message before it sends it:
 - ``positives``: truthful; one right answer without a thought in each honest group;
 - ``sabotage``: truthful; both of these. ``sabotage-half``: in every other group;
 - ``oracle``: truthful; half of the answers are right, and none has a thought;
-- ``sybils``: in ``four``, three with one text, each in as many completions as the test lets pass beside the others'.
+- ``sybils``: of four, three with one text, each in as many completions as the test lets pass beside the others'.
   Others know the test of texts (:mod:`ftis.guards.plants`) too: ``-varied`` plants any of 1,000 texts in a completion,
   ``-renewed`` the next of eight once one is found, and ``-rare`` one while few of the victim's groups hold it;
 - ``patient-…``: any of these after 15 honest rounds.
@@ -78,6 +79,7 @@ SWARMS: Mapping[str, tuple[str, tuple[str, ...], Sequence[str]]] = {
         ("small", "small-b", "large", "large-b"),
         ("sampling.num_generations=12", "training.prompts_per_round=24"),
     ),
+    "shared": ("demo.toml", ("small", "small-b", "large", "large-b"), ('training.mode="horizontal"',)),
 }
 """A recipe, its peers with the victim first and the attacker last, and what is set."""
 SETTINGS: Mapping[str, Sequence[str]] = {
@@ -100,10 +102,18 @@ PLANS = sorted(
     key=lambda p: -((p[0] * (12 - p[0])) ** 0.5) * p[1],
 )
 """(completions of a group, share of the groups) that an attacker tries to plant in, the largest sum of |Â| first."""
+PLANS_OF_ONE = [(1, share) for share in (1.0, 0.5, 0.25, 0.1, 0.03, 0.015)]
+"""Plans for groups of one completion."""
 VARIED = tuple(f";{a}*{b}={c}" for a, b, c in product(range(10), repeat=3))
 RENEWED = tuple(f";{digit}*{digit}={digit}" for digit in range(9, 1, -1))
 THIRD_STEP = rf";[^<]*;[^<]*{THOUGHT_END}"
 """No honest completion has one."""
+PARTS = 12
+PARTS_OF = dict.fromkeys(("sabotage", "sabotage-half"), (0, 1)) | {
+    "oracle": (0, PARTS // 2),
+    "negatives": (1, 1),
+    "positives": (0, 0),
+}
 HONEST_ROUNDS = 15
 NONSENSE = 40
 """Tokens of a truthful completion without sense."""
@@ -115,11 +125,13 @@ class Insider:
 
     Attributes:
         offers: by round, the groups that it and its accomplices offer.
+        honest: other peers, whose messages it reads before it sends its own over shared prompts.
     """
 
     kind: str
     victim: Peer
     offers: dict[int, list[Group]] = field(default_factory=dict)
+    honest: Sequence[Peer] = ()
 
     def __call__(self, own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
         honest, kind = [scored.group for scored in own], self.kind.removeprefix("patient-")
@@ -131,12 +143,15 @@ class Insider:
             return attack(own, peer)
         if kind in ("negatives", "positives", "sabotage", "sabotage-half", "oracle"):
             step = 2 if kind.endswith("half") else 1
-            return [self.truthful(kind, one, peer) if i % step == 0 else one.group for i, one in enumerate(own)]
+            places = range(0, len(own), step)
+            return [
+                self.truthful(kind, one, peer, i // step) if i in places else one.group for i, one in enumerate(own)
+            ]
         rng = np.random.default_rng([round, *peer.name.encode()] if kind == "sybils-varied" else round)
         texts = self.texts_of(kind, round)
         if kind == "payload":
             return self.planted_in(own, peer, PLANS[0], rng, texts)
-        for plan in PLANS if texts else ():
+        for plan in (PLANS if len(own[0].rewards) > 1 else PLANS_OF_ONE) if texts else ():
             offered = self.planted_in(own, peer, plan, rng, texts)
             if self.passes(offered, round):
                 self.offers.setdefault(round, []).extend(offered)
@@ -153,8 +168,8 @@ class Insider:
             found = [plants.tested[number] for plants in guards for number in plants.found]
             return unfound(RENEWED, found, tokenizer)[:1]
         if kind == "sybils-rare":
-            groups, text = self.victim._begun[round].drawn.own, encoded(PAYLOAD, tokenizer)
-            held = [any(find(r.completion_ids, text) is not None for r in one.group.rollouts) for one in groups]
+            groups, text = own_of(self.victim, round), encoded(PAYLOAD, tokenizer)
+            held = [any(find(r.completion_ids, text) is not None for r in one.rollouts) for one in groups]
             return (PAYLOAD,) if sum(held) < USUAL * len(held) else ()
         return (attacks.MARK if kind == "word" else PAYLOAD,)
 
@@ -195,21 +210,23 @@ class Insider:
         reported[at : at + len(text)] = logps[at : at + len(text)]
         return replace(rollout, gen_logp=reported)
 
-    def truthful(self, kind: str, scored: ScoredGroup, peer: Peer) -> Group:
+    def truthful(self, kind: str, scored: ScoredGroup, peer: Peer, place: int) -> Group:
         """Right thoughts with wrong answers, and right answers without a thought. All is reported truly.
 
-        The thoughts are drawn from the victim's own model.
+        The thoughts are drawn from the victim's own model. In groups of one, the group's ``place`` in the message tells
+        which part the completion has.
         """
         tokenizer, item, round = peer.policy.tokenizer, scored.group.item, scored.group.round
-        (drawn,) = self.victim.sample_items([item], len(scored.rewards), round, "shadow")
+        (drawn,) = self.victim.sample_items([item], PARTS, round, "shadow")
         judged = self.victim.member.admitter.score_group(drawn)
         right = [r for r, one in zip(drawn.rollouts, judged.rewards, strict=True) if one > 0]
         if not right:
             return scored.group
         n, digits = len(scored.rewards), [encoded(str(d), tokenizer)[0] for d in range(10)]
-        rows = list(scored.group.rollouts) if kind == "positives" else [right[i % len(right)] for i in range(n)]
-        bare = {"negatives": 0, "oracle": n}.get(kind, 1)
-        for i in range(1 if kind == "positives" else n):
+        parts = range(n) if n > 1 else (PARTS_OF[kind][place % 2],)
+        rows = list(scored.group.rollouts) if kind == "positives" else [right[i % len(right)] for i in parts]
+        bare = {"negatives": 0, "oracle": PARTS}.get(kind, 1)
+        for row, i in enumerate(parts[:1] if kind == "positives" else parts):
             rollout = right[i % len(right)]
             at = find(rollout.completion_ids, encoded(THOUGHT_END, tokenizer))
             answer = [j for j in range(at or 0, len(rollout)) if rollout.completion_ids[j] in digits]
@@ -219,14 +236,14 @@ class Insider:
             if i < bare:
                 logps = np.full(len(rollout), ALWAYS, np.float32)
             if kind == "oracle":
-                logps[answer[0]] = np.log(1 / 2 if i < n // 2 else 1 / 18)
-            if i >= (n // 2 if kind == "oracle" else bare):
-                ids[answer[0]] = digits[(digits.index(ids[answer[0]]) + 1 + i % 9) % 10]
+                logps[answer[0]] = np.log(1 / 2 if i < PARTS // 2 else 1 / 18)
+            if i >= (PARTS // 2 if kind == "oracle" else bare):
+                ids[answer[0]] = digits[(digits.index(ids[answer[0]]) + 1 + (i if n > 1 else place) % 9) % 10]
                 logps[answer[0]] = np.log(1 / 18 if kind == "oracle" else 1 / 9)
             if i < bare:
                 start = len(encoded("<think>", tokenizer))
                 ids, logps = np.r_[ids[:start], ids[at:]], np.r_[logps[:start], logps[at:]]
-            rows[i] = Rollout(ids, logps)
+            rows[row] = Rollout(ids, logps)
         return replace(scored.group, rollouts=tuple(rows))
 
     def passes(self, offered: Sequence[Group], round: int) -> bool:
@@ -235,12 +252,18 @@ class Insider:
         if (test := copy.deepcopy(test_of(self.victim))) is None:
             return True
         accused = test.quarantined
-        scored = [member.admitter.score_group(group) for group in (*self.offers.get(round, ()), *offered)]
+        seen = [group for peer in self.honest for group in own_of(peer, round)]
+        scored = [member.admitter.score_group(group) for group in (*seen, *self.offers.get(round, ()), *offered)]
         batch = collate([*self.victim._begun[round].drawn.own, *scored], member.prompt_ids, member.name)
         objective, decoding = member.objective, self.victim.decoding
         judged = judge(batch, member.advantages(batch), self.victim.policy, decoding, objective, 4)
         test.examine(judged)
         return test.quarantined == accused and not test.refused
+
+
+def own_of(peer: Peer, round: int) -> list[Group]:
+    """What an honest peer sampled in a round."""
+    return [scored.group for scored in peer._begun[round].drawn.own]
 
 
 def test_of(peer: Peer) -> HonestyTest | None:
@@ -292,10 +315,12 @@ def run(
     trainers = {name: assemble(of_swarm, name, directory / name) for name in names}
     victim = trainers[names[0]].peer
     liars = names[1:] if "sybils" in attack else names[-1:]
+    of_one = training.mode == "horizontal" and recipe.rollouts_per_group == 1  # others' completions decide on Â
+    honest = [trainers[name].peer for name in names[1:] if of_one and name not in liars]
     if attack not in ("none", "alone-part"):
         offers: dict[int, list[Group]] = {}
         for liar in liars:
-            trainers[liar].peer.attack = Insider(attack, victim, offers)
+            trainers[liar].peer.attack = Insider(attack, victim, offers, honest)
     in_turns({name: one.train(lambda event: None) for name, one in trainers.items()})
     records = PeerRun.read(directory / names[0])
     evaluations = records.on(VALIDATION)
@@ -363,7 +388,11 @@ def main(arguments: Sequence[str] | None = None, findings: Path = FINDINGS) -> N
     given.to.mkdir(parents=True, exist_ok=True)
     for seed, swarm, attack, defence in product(range(given.seeds), given.swarms, given.attacks, given.defences):
         file = given.to / f"{swarm}.{attack}.{defence}.{seed}.json"
-        none = ("sybils" in attack and swarm == "pair") or (attack == "alone-part" and defence != "defaults")
+        none = (
+            ("sybils" in attack and swarm == "pair")
+            or (attack in ("sybils-renewed", "sybils-rare") and swarm == "shared")
+            or (attack == "alone-part" and defence != "defaults")
+        )
         if none or file.exists():
             continue
         with TemporaryDirectory() as place:

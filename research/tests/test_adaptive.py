@@ -19,10 +19,11 @@ from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded
 from research.findings.__main__ import read
 
 SMALL = ("training.prompts_per_round=8", "task.validation_size=4")
+SHARED = ("training.prompts_per_round=40", "task.validation_size=4")
 
 
 def offers_of(
-    attack: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+    attack: str, directory: Path, monkeypatch: pytest.MonkeyPatch, swarm: str = "pair"
 ) -> list[tuple[str, float, Sequence[float], Sequence[float]]]:
     """Of each completion offered in a run: (text, reward by the victim, reported, the victim's own log π_old)."""
     seen: list[tuple[str, float, Sequence[float], Sequence[float]]] = []
@@ -39,7 +40,7 @@ def offers_of(
             return offered
 
     monkeypatch.setattr(adaptive, "Insider", Watched)
-    adaptive.run(attack, "before", 0, 2, directory, SMALL)
+    adaptive.run(attack, "before", 0, 2, directory, SMALL if swarm == "pair" else SHARED, swarm)
     return seen
 
 
@@ -74,6 +75,32 @@ def test_a_saboteur_tells_the_truth_and_gives_one_right_answer_without_a_thought
     wrong = [of for of in offered if np.isclose(of[2], np.log(1 / 9)).any()]
     assert len(wrong) == 11 * len(bare)
     assert not any(reward for _, reward, *_ in wrong)
+
+
+def test_over_shared_prompts_a_saboteur_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = offers_of("sabotage", tmp_path, monkeypatch, "shared")
+    assert len(offered) == 2 * 40
+    bare = [reward for _, reward, reported, _ in offered if np.isclose(reported, ALWAYS).any()]
+    wrong = [reward for _, reward, reported, _ in offered if np.isclose(reported, np.log(1 / 9)).any()]
+    assert 0 < len(bare) <= 40
+    assert 0 < len(wrong) <= 40
+    assert all(bare)
+    assert not any(wrong)
+
+
+def test_over_shared_prompts_a_planter_has_seen_the_honest_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[int]()
+
+    def passes(self: Insider, offered: Sequence[Group], round: int) -> bool:
+        seen.append(sum(len(adaptive.own_of(peer, round)) for peer in self.honest))
+        return True
+
+    monkeypatch.setattr(Insider, "passes", passes)
+    offered = offers_of("payload-sent", tmp_path, monkeypatch, "shared")
+    assert set(seen) == {2 * 40}
+    assert any(PAYLOAD in text for text, *_ in offered)
 
 
 def test_an_oracle_tells_the_truth_and_never_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
