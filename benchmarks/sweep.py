@@ -336,13 +336,12 @@ PAGE = """# Architectures
 with torch {torch} on a CPU: all of its causal language models, and some of their options.
 
 The sweep sets windows and chunks to {length} tokens (`benchmarks/sweep.toml` lists the keys). Only the variants
-*sliding* turn on a window that is off by default. A model draws sampled, greedy and stopped
-completions after prompts of unequal length, in rows within that length and beyond it, in full and through LoRA. Rows
-stay within it if the model has no more positions; the table says so. Sampler and learner must give each token the
-log-probability of a plain pass of its row alone, within {nats} nats. The rows' gradients must be the same together and
-alone.
+*sliding* turn on a window that is off by default. Each model, trained in full and through LoRA, draws sampled, greedy
+and stopped completions after prompts of unequal length. Some rows fit into {length} tokens and others are longer,
+unless the model has no more positions, as the table says. Sampler and learner must give each token the log-probability
+of a plain pass of its row alone, within {nats} nats. The rows' gradients must be the same together and alone.
 
-*Fast* models are sampled in fused steps and learned without padding. *Slow* ones are right in the slower ways that the
+*Fast* models are sampled in fused steps and trained without padding. *Slow* ones are right in the slower ways that the
 table names. *Refused* ones end with a message before anything is trained. *Not built*: the sweep could not build a
 small model that runs on text alone, so ftis has not seen one; the table has the error.
 
