@@ -124,9 +124,9 @@ def truncated(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective)
     return raw_weight_NT.clamp(max=objective.importance_sampling_clip_max)
 
 
-def lifted(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
-    """w = 1 for all of a rollout if Â > 0 and π_old/π_gen ≥ :data:`LEAST_LIFTED` in each of its units, else TIS's."""
-    likely_N1 = raw_weight_NT.amin(-1, keepdim=True) >= LEAST_LIFTED
+def lifted(raw_weight_NT: Tensor, advantage_N1: Tensor, objective: Objective, least: float = LEAST_LIFTED) -> Tensor:
+    """w = 1 for all of a rollout if Â > 0 and π_old/π_gen ≥ δ = ``least`` in each of its units, else TIS's."""
+    likely_N1 = raw_weight_NT.amin(-1, keepdim=True) >= least
     truncated_NT = truncated(raw_weight_NT, advantage_N1, objective)
     return torch.where((advantage_N1 > 0) & likely_N1, torch.ones_like(truncated_NT), truncated_NT)
 

@@ -1,0 +1,92 @@
+"""Real models that each know one kind of problem: ``python -m research.expertise``.
+
+SmolLM2-135M-Instruct copies the answers of one kind through LoRA, and becomes the expert of that kind. Experts then
+learn both kinds together (research/recipes/expertise.toml), each through another LoRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ftis import PeerConfig, Policy, supervised_step
+from ftis.config import TaskConfig
+from ftis.objectives import F_TIS_LIFTED, lifted
+from ftis.prompts import Task
+from ftis.rollouts import Prompt
+from ftis.tasks.problems import Problem, load_task, make_task
+from research import commands
+
+KINDS = {
+    "sum": ("reasoning_gym:chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}),
+    "equation": (
+        "reasoning_gym:simple_equations",
+        {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9},
+    ),
+}
+"""By name: the data set and its options. A model that knows one kind solves almost none of the other."""
+SHARED, COPIED = 1000, 1000
+"""Problems of a kind that peers train on, and those after them that its expert copies."""
+STEPS, BATCH, RATE = 200, 16, 1e-3
+PROMPT = "Q: {question}\nA:"
+
+
+LIFTED_FURTHER = replace(F_TIS_LIFTED, weight=partial(lifted, least=0.01))
+"""F-TIS-lifted with δ = .01."""
+
+
+def problems_of(kind: str, train: int, validation: int) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """Training and validation problems of a kind."""
+    name, options = KINDS[kind]
+    task = load_task(TaskConfig(name=name, options=options, train_size=train, validation_size=validation))
+    return task.train, task.validation
+
+
+def load(config: TaskConfig) -> Task:
+    """The kinds in ``config.options["kinds"]`` in turn, with ``config.validation_size`` validation problems of each."""
+    parts = [problems_of(kind, SHARED, config.validation_size or 200) for kind in config.options["kinds"]]
+
+    def in_turn(of: Sequence[Sequence[Prompt]]) -> list[Problem]:
+        return [(p.question, p.answer, {}) for problems in zip(*of, strict=True) for p in problems]
+
+    return make_task(config.name, in_turn([t for t, _ in parts]), in_turn([v for _, v in parts]), "exact")
+
+
+def main(out: Path = Path("models"), model: Path = Path("models/smollm2-135m")) -> None:
+    """Make the experts that are not there yet: ``OUT/smollm2-KIND``."""
+    for kind in KINDS:
+        if (target := out / f"smollm2-{kind}" / "config.json").exists():
+            continue
+        copied = problems_of(kind, SHARED + COPIED, 50)[0][SHARED:]
+        policy = Policy.load(
+            PeerConfig(
+                name=kind,
+                model=str(model),
+                train="lora",
+                lora_r=32,
+                lora_alpha=64,
+                learning_rate=RATE,
+                adam_beta2=0.95,
+                dtype="bfloat16",
+            )
+        )
+        rng = np.random.default_rng(0)
+        for step in range(STEPS):
+            policy.set_learning_rate(RATE * (1 - step / STEPS))
+            chosen = rng.choice(len(copied), BATCH, replace=False)
+            examples = [(PROMPT.format(question=copied[i].question), f" {copied[i].answer}\n") for i in chosen]
+            supervised_step(policy, examples)
+            if step % 20 == 0:
+                print(f"{kind}: step {step} of {STEPS}", flush=True)
+        policy.model.merge_and_unload().save_pretrained(target.parent)
+        policy.tokenizer.save_pretrained(target.parent)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    commands.run(main)
