@@ -26,8 +26,8 @@ from ftis.episodes import EpisodeError, Episodes, UnplayableError
 from ftis.rollouts import MIN_LOGP, Decode, Group, Prompt, ScoredGroup
 
 _SLACK = 2
-"""Decoding allows this many times the agreed counts, so a group that is too large is rejected alone. The limit of bytes
-has no such slack."""
+"""Decoding allows this many times the agreed counts. So a group that is too large is rejected, and the rest of its
+message is not. The limit of bytes has no such slack."""
 
 
 class ScoringError(FtisError):
@@ -120,7 +120,7 @@ class Collected:
         messages: the other peers' messages for the round, by sender.
         missing: peers that did not deliver.
         late: (sender, round, message) of earlier rounds.
-        offered_only: by peer whose message was offered and, as asked, not fetched: the number of its groups.
+        offered_only: by peer, the number of groups in an offer that was not fetched, as asked.
         rejections: of offers, before anything was fetched.
         waited: over a network, the seconds for which the round waited for each peer.
     """
@@ -187,9 +187,9 @@ class Admitter:
 
     Args:
         score: this peer's own reward function.
-        detokenize: ids of this peer's tokenizer -> text, without the part after a stop string.
-        spoken: ids of a message -> text, without the part after a stop string; None: messages hold this peer's ids.
-        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: the group holds them.
+        detokenize: ids of this peer's tokenizer -> text up to the end of the first stop string.
+        spoken: the same for ids of a message; None: they are this peer's ids.
+        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it holds them.
         episodes: of this peer's copy of the environment; None: the task has no environment.
     """
 
@@ -253,7 +253,8 @@ class Admitter:
             if fault is None and group.item not in wanted:
                 passed_over.append(group)
                 continue
-            if (fault := fault or self._rollouts_fault(group)) is None and time.monotonic() > give_up:
+            fault = fault or self._rollouts_fault(group)
+            if fault is None and time.monotonic() > give_up:
                 fault = Reason.OVER_TIME, f"not judged within {self.terms.max_seconds:g} s"
             if fault := fault or self._stop_fault(group):
                 rejections.append(Rejection(sender, fault[0], group.item, fault[1]))
@@ -280,6 +281,7 @@ class Admitter:
         return self._scored(group, group, self.detokenize)
 
     def _scored(self, group: Group, came: Group, decode: Decode) -> ScoredGroup:
+        """A group in this peer's ids with texts and rewards; ``decode`` reads the texts of the group as it ``came``."""
         prompt, rewards = replace(self.terms.prompts[group.item], round=group.round), tuple[float, ...]()
         if self.episodes is None:
             completions = tuple(decode(rollout.completion_ids.tolist()) for rollout in came.rollouts)

@@ -41,7 +41,7 @@ def centred(rewards: Rewards) -> Tensor:
 def group_advantages(reward_N: Tensor, group_N: Tensor, scale_rewards: Literal["group", "none"] = "group") -> Tensor:
     """Group-relative advantages Â_i = (r_i − μ) / σ over the rollouts of i's group, with the population's σ.
 
-    With ``scale_rewards="none"`` Â_i = r_i − μ. Â is exactly 0 in a group of one, or whose rewards are all equal.
+    With ``scale_rewards="none"`` Â_i = r_i − μ. Â is exactly 0 in a group of one rollout or of equal rewards.
 
     Args:
         reward_N: float [N].

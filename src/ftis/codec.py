@@ -48,7 +48,7 @@ VERSION = 5
 MOST_ROLLOUTS = 0xFFFF  # of one group
 LONGEST_NAME = 64  # of a peer, in bytes
 MOST_BYTES = 32
-"""The most bytes of a completion of text, for each token of the longest completion. English text has four a token."""
+"""A completion of text may have this many bytes for each token of the longest one. English has about four a token."""
 
 _FIXED = struct.Struct("<4sHBB16s16sddIII")
 _CHECKSUM = struct.Struct("<I")
@@ -178,7 +178,8 @@ def encode(message: Message) -> bytes:
     """The bytes of a message.
 
     Raises:
-        ValueError: an attack or a sampler made groups or arrays of another kind, or a negative id.
+        ValueError: a group is not the header's, or a rollout has arrays of another kind or a negative id, as an attack
+            or a sampler of one's own may make them.
     """
     header, groups = message.header, message.groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -212,18 +213,17 @@ def encode(message: Message) -> bytes:
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
-def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
-    """The message in ``data``, which holds nothing else. Its arrays are read-only and do not refer to ``data``.
+def decode(data: bytes, limits: Limits) -> Message:
+    """The message in ``data``, which holds nothing else. Its arrays are read-only.
 
     Raises:
         CodecError: the bytes are not a valid message within the limits.
     """
-    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    size = len(data)
     if size > limits.max_bytes:
         raise CodecError(f"message of {size} bytes exceeds the limit of {limits.max_bytes}")
     if size < _FIXED.size + _CHECKSUM.size:
         raise CodecError(f"message of {size} bytes is shorter than any message; was it cut off?")
-    data = bytes(data)  # a snapshot, so that nothing changes after its check (bytes are not copied)
     magic, version, name_size, form, run, tokenizer, temperature, top_p, top_k, round_, n = _FIXED.unpack_from(data)
     if magic != MAGIC:
         raise CodecError(f"not a message of ftis: it starts with {magic!r} instead of {MAGIC!r}")
@@ -249,13 +249,18 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits) -> Message:
         raise CodecError(f"the groups end at byte {reader.at}, the message ends at {end}")
 
     stops = np.cumsum(columns.lengths, dtype=np.int64)
-    unit_stops = stops if columns.unit is None else np.cumsum(columns.unit[stops - 1] + 1, dtype=np.int64)
-    units = [None] * len(stops) if columns.unit is None else _parts(columns.unit, stops)
-    rollouts = list(map(Rollout, _parts(columns.ids, stops), _parts(columns.logp, unit_stops), units))
-    spans = itertools.pairwise([0, *np.cumsum(columns.counts, dtype=np.int64).tolist()])
-    of_items = zip(columns.items.tolist(), spans, strict=True)
-    groups = tuple([Group(peer, round_, item, tuple(rollouts[start:stop])) for item, (start, stop) in of_items])
-    return Message(Header(run.hex(), round_, peer, tokenizer.hex(), temperature, top_k, top_p), groups)
+    ids, units = _parts(columns.ids, stops), columns.unit
+    if units is None:
+        rollouts = list(map(Rollout, ids, _parts(columns.logp, stops)))
+    else:
+        unit_stops = np.cumsum(units[stops - 1] + 1, dtype=np.int64)
+        rollouts = list(map(Rollout, ids, _parts(columns.logp, unit_stops), _parts(units, stops)))
+    group_stops = np.cumsum(columns.counts, dtype=np.int64).tolist()
+    groups = []
+    for item, (start, stop) in zip(columns.items.tolist(), itertools.pairwise([0, *group_stops]), strict=True):
+        groups.append(Group(peer, round_, item, tuple(rollouts[start:stop])))
+    header = Header(run.hex(), round_, peer, tokenizer.hex(), temperature, top_k, top_p)
+    return Message(header, tuple(groups))
 
 
 def _parts(array: npt.NDArray[Any], stops: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:

@@ -41,9 +41,9 @@ OneOrMore = Annotated[
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
     PlainSerializer(lambda value: value[0] if len(value) == 1 else list(value)),
 ]
-"""A string, or several; a recipe writes one without brackets."""
+"""A string, or several; a recipe writes a single one without brackets."""
 Place = Annotated[str, AfterValidator(os.path.expanduser)]
-"""A path, with the home directory for its ``~``, or a name that needs none."""
+"""A path, in which ``~`` becomes the home directory, or a name such as a Hub id."""
 PEER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 Name = Annotated[str, Field(pattern=f"^{PEER_NAME.pattern}$")]
 Positive = Annotated[int, Field(ge=1)]
@@ -55,7 +55,7 @@ class TaskConfig(_Section):
     """Problems to train on and to validate with, or (under ``[[ood]]``) only to evaluate."""
 
     name: str
-    """A built-in one, as ``gsm8k`` or ``reasoning_gym:<dataset>`` (docs/recipes.md), or the dotted path of your own."""
+    """A built-in task, as ``gsm8k`` or ``reasoning_gym:<dataset>`` (docs/recipes.md), or your own's dotted path."""
     path: Place | None = None
     """A local file or directory, or a data set id on the Hub. Each task has its usual Hub id as default."""
     train_file: Place | None = None
@@ -73,8 +73,7 @@ class TaskConfig(_Section):
     options: dict[str, Any] = {}
     """Settings of procedural tasks: ``operators`` for ``clock``; any data set option for reasoning-gym."""
     environment: str | None = None
-    """``guess``, ``calculator``, or the dotted path of a class: it answers a completion's turns. See
-    docs/environments.md."""
+    """``guess``, ``calculator``, or the dotted path of a class. It answers turns; see docs/environments.md."""
 
 
 class ExampleConfig(_Section):
@@ -93,7 +92,7 @@ class PromptConfig(_Section):
     chat_template: Literal["auto", "never"] = "auto"
     """``never``, or no template: the prompt is the system prompt, a blank line and the user's turn as plain text."""
     examples: Annotated[tuple[ExampleConfig, ...], Field(strict=False)] = ()
-    """Turns of user and assistant before the problem; in plain text, each is followed by a blank line."""
+    """Each a turn of the user and one of the assistant, before the problem; in plain text a blank line follows it."""
     prefill: str = ""
     """The beginning of every completion: the model goes on from here, and rewards see it in front."""
     template_options: dict[str, Any] = {}
@@ -124,7 +123,7 @@ class RewardConfig(_Section):
     format_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """w, for a reward of w · format + (1 − w) · answer. Without it the reward is the paper's: 1 if both are right."""
     partial_credit: bool = False
-    """For a data set that scores answers itself: take its score from 0 to 1, instead of 1 for a full one and else 0."""
+    """For a data set that scores answers itself: take its score, from 0 to 1. By default only a full score earns 1."""
 
 
 class SamplingConfig(_Section):
@@ -138,14 +137,14 @@ class SamplingConfig(_Section):
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     """A completion ends with the token that completes one of these strings. Text after the string is not read."""
     end_tokens: Strings = ()
-    """Tokens that end a completion for every peer, beside its own: of a base and an instruct model both ends."""
+    """Tokens that end a completion for every peer, beside its model's own: base and instruct models end differently."""
     sampler: str = "auto"
     """``auto``, ``builtin``, ``transformers``, ``vllm``, or a dotted path of ``f(policy, **options) -> Sampler``."""
     options: dict[str, Any] = {}
     batch_size: Annotated[int, Field(ge=0)] = 0
     """Completions sampled at a time, as memory allows; 0 is a whole round at once."""
     max_turns: Positive = 8
-    """With an environment: the most turns of a completion, whose tokens ``max_completion_length`` bounds in all."""
+    """With an environment: the most turns of a completion. ``max_completion_length`` bounds all of them together."""
 
 
 class TrainingConfig(_Section):
@@ -153,7 +152,7 @@ class TrainingConfig(_Section):
     prompts_per_round: Positive = 24
     """B, prompts of all peers of a swarm together. A peer alone samples all of them."""
     mode: Literal["vertical", "horizontal"] = "vertical"
-    """With m peers, each samples G completions of its own B/m prompts, or G/m completions of all B prompts."""
+    """``vertical``: each of m peers samples G completions of its own B/m prompts; ``horizontal``: G/m of all B."""
     share: Literal["equal", "speed"] = "equal"
     """``speed``, for ``ftis join``: a peer samples more or fewer than B/m prompts, so that all need the same time."""
     swarm_size: Positive | None = None
@@ -170,7 +169,7 @@ class TrainingConfig(_Section):
     no_regret: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Go back if own rewards fell by more than this part of their range; 0: never. By default .05 in ``ftis join``."""
     overlap: Annotated[int, Field(ge=0, le=1)] = 0
-    """Rounds by which sampling is ahead: with 1, a round is sampled before the one before it is learned from."""
+    """Rounds by which sampling is ahead: with 1, a peer samples a round before it learns from the previous one."""
     selections: Strings = ()
     """Further selections, by dotted path: ``f(judged) -> shares`` or a class; see docs/extending.md."""
     eval_every: Annotated[int, Field(ge=0)] = 5
@@ -218,7 +217,7 @@ class NetworkConfig(_Section):
     deadline: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a peer waits, once it has published, for peers that are present but slow."""
     patience: Annotated[float, Field(ge=1)] = 4.0
-    """With three peers or more a round waits for nobody beyond so many median delivery times."""
+    """With three peers or more, a round waits for nobody longer than this many median delivery times."""
     start_seconds: Annotated[float, Field(ge=0)] = 60.0
     """Seconds that a peer waits, once, for peers that it has not seen yet."""
     quorum: Positive = 1
@@ -301,7 +300,7 @@ class PeerConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Annotated[int, Field(ge=0)] = 0
-    """Padded; 0: as many as keep 2 GB for the backward pass, up to 16,384 (a quarter of a GPU, up to 32,768)."""
+    """With padding. 0: as many as take 2 GB in the backward pass, up to 16,384; on a GPU a quarter of it, to 32,768."""
     gradient_checkpointing: bool = False
     cuda_graphs: bool = True
     """Take sampling steps as CUDA graphs, on a GPU."""
@@ -351,7 +350,7 @@ class Recipe(_Section):
     output_dir: Place = "runs"
     """The run directory is ``<output_dir>/<name>-seed<seed>``."""
     exchange: Literal["auto", "ids", "text"] = "auto"
-    """Token ids, or text, which models of any tokenizer read. ``auto``: text where tokenizers here differ, else ids."""
+    """Token ids, or text, which models of any tokenizer read. ``auto``: text if the peers' tokenizers differ."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
     """One process per peer, or all in one, with the same numbers. ``auto``: see ``ftis.run.processes``."""
     offload: Literal["auto", "always", "never"] = "auto"

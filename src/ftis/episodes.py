@@ -35,13 +35,15 @@ class Episodes(Protocol):
         seed: int,
         batch_size: int = 0,
     ) -> list[tuple[Rollout, ...]]:
-        """Rollouts with all their turns, from ``groups`` of first turns. The last five are as a sampler takes them."""
+        """Rollouts with all their turns, from ``groups`` of first turns. The other arguments are those of that draw."""
         ...
 
     def judge(self, prompt: Prompt, group: Group) -> tuple[Group, tuple[str, ...], tuple[float, ...]]:
-        """A group with the environment's answers, its texts, and the environment's rewards; () if it gives none.
+        """A group with the environment's answers, its texts, and the environment's rewards, () if it gives none.
 
-        An UnplayableError if a completion is no whole episode, an EpisodeError if the environment fails or changes.
+        Raises:
+            UnplayableError: a completion is no whole episode.
+            EpisodeError: the environment fails, or answers otherwise than before.
         """
         ...
 

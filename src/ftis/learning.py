@@ -34,12 +34,13 @@ def judge(
     steps: int,
     on_policy: bool = True,
 ) -> Judged:
-    """Compute log π_old of the rollouts with Â ≠ 0, and from it their weights and KLs.
+    """Compute log π_old of the rollouts that can change the gradient, and from it their weights and KLs.
 
-    With β = 0 the loss is proportional to Â. Rollouts with Â = 0 then cannot change its gradient, and the model never
-    runs on them. With β > 0 every rollout adds its KL to the reference, and the model runs on all of them.
-    In a round of one optimiser step (``steps``) π_θ is π_old, so the step can compute log π_old itself. If earlier
-    weights sampled the own rollouts (not ``on_policy``), these are judged as foreign rollouts are.
+    With β = 0 these are the rollouts with Â ≠ 0, and the model never runs on others. With β > 0 they are all rollouts.
+
+    Args:
+        steps: the round's optimiser steps. A single one can compute log π_old itself, since π_θ is π_old then.
+        on_policy: whether own rollouts were sampled by these weights. If not, they are judged as foreign ones are.
     """
     rows = np.flatnonzero(advantage_N.numpy()) if not objective.beta else np.arange(len(batch))
     old_logp, gap, own_old = old_logps(batch, rows, policy, decoding, steps, on_policy)
@@ -60,8 +61,8 @@ def old_logps(
 ) -> tuple[list[Floats], Floats, OwnOld]:
     """log π_old of ``rows``, and the gap and own_old of :class:`~ftis.selection.Judged`.
 
-    The learner sampled its own rollouts, so their log π_gen is log π_old, unless sampler and learner compute
-    differently or the sampler drew from a truncated distribution.
+    The learner sampled its own rollouts, so their log π_gen is log π_old, unless the weights have moved, the sampler
+    computes differently or its distribution is truncated.
     """
     known: dict[int, Floats] = {}
 

@@ -86,7 +86,7 @@ class Member:
         prompt_ids: (item, round) → the token ids of the training prompt.
         detokenize: token ids of a completion → its text.
         write: puts own groups into the form of the exchange: as they are, or as text.
-        share: how many of its prompts this peer samples in a round.
+        share: round → how many of its prompts this peer samples.
     """
 
     config: PeerConfig
@@ -125,8 +125,8 @@ class Member:
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
         """Encode groups as this peer's message of a round.
 
-        Groups with an overdue turn are not sent. A receiver's environment may answer that turn in time, and the episode
-        would then lack the turns after it.
+        A group is not sent if its environment took too long for a turn. A receiver's may answer in time, and expect
+        another turn that the episode lacks.
         """
         groups = [group for group in groups if not any(rollout.overdue for rollout in group.rollouts)]
         message = encode(Message(replace(self.header, round=round), tuple(self.write(groups))))

@@ -54,10 +54,10 @@ class LogProbs:
     Attributes:
         logp_NT: log π_θ; carries the gradient.
         old_logp_NT: log π_old.
-        gen_logp_NU: log π_gen of each unit; [N, T] where each token is a unit.
+        gen_logp_NU: log π_gen of each unit; [N, T] if each token is a unit of its own.
         mask_NT: bool, true on completion tokens.
         own_N: bool, the rollouts that the learner sampled itself.
-        unit_NT: int64, the unit of each token; None where each token is a unit of its own.
+        unit_NT: int64, the unit of each token; None if each token is a unit of its own.
     """
 
     logp_NT: Tensor
@@ -138,7 +138,7 @@ def clipped(ratio_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Ten
 
 
 def capped(ratio_NT: Tensor, advantage_N1: Tensor, objective: Objective) -> Tensor:
-    """min(ρ, 1+ε_high) Â with the gradient min(ρ, 1+ε_high) Â ∇log π_θ: a ratio beyond the cap still moves."""
+    """min(ρ, 1+ε_high) Â with the gradient min(ρ, 1+ε_high) Â ∇log π_θ: a token beyond the cap still has one."""
     capped_NT = ratio_NT.detach().clamp(max=objective.clip_range[1])
     return capped_NT * advantage_N1 * (ratio_NT / ratio_NT.detach())
 
@@ -148,7 +148,7 @@ class StepSize:
     """The divisors of a reduction. All micro-batches of an optimiser step share them.
 
     Attributes:
-        rollouts: N, the rollouts of the step, with those that carry no gradient.
+        rollouts: N, all rollouts of the step, even if they carry no gradient.
         tokens: Σ|a_i| over these.
         max_completion_length: the most tokens that a completion may have.
     """
@@ -191,8 +191,8 @@ class Objective:
         kl_reduction: over the units of a sequence.
         epsilon, epsilon_high: the clip's lower and upper width; ``None`` makes them equal.
         beta: β ≥ 0, of the KL to the reference model; see :func:`policy_loss`.
-        clip_joint: whether a token carries no gradient if Â > 0 and its unit has π_θ / π_gen > 1 + ε_high, as in VIS. A
-            sender that reports too low a probability then raises no token by it.
+        clip_joint: whether a token with Â > 0 loses its gradient if its unit has π_θ / π_gen > 1 + ε_high, as in VIS.
+            Then a sender cannot raise tokens by reporting too low a probability.
     """
 
     advantage: Callable[[Rewards], Tensor] = within_group
@@ -318,7 +318,10 @@ def sequence_kl(
     total_N = per_unit_NU.sum(-1)
     if reduction == "sum":
         return total_N
-    return total_N / (log.length_N if log.unit_NT is None else (log.units(log.mask_NT.long()) > 0).sum(-1))
+    if log.unit_NT is None:
+        return total_N / log.length_N
+    tokens_NU = log.units(log.mask_NT.long())
+    return total_N / (tokens_NU > 0).sum(-1)
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
@@ -349,7 +352,7 @@ def policy_loss(
     Args:
         logp_NT: log π_θ [N, T]; carries the gradient.
         old_logp_NT: log π_old [N, T], π_θ at the round's start.
-        gen_logp_NU: log π_gen, as received: [N, U], or [N, T] where each token is a unit.
+        gen_logp_NU: log π_gen, as received: [N, U], or [N, T] if each token is a unit.
         advantage_N: Â [N].
         mask_NT: bool [N, T], true on completion tokens; each row has at least one.
         share_N: the part of each rollout that selections leave, in [0, 1]; default 1.
@@ -384,14 +387,15 @@ def policy_loss(
     used_N1 = (advantage_N if share_N is None else advantage_N * share_N).unsqueeze(-1)
     weight_NT = _of_shape("weight", objective.weight(raw_weight_NT, used_N1, objective), logp_NT)
     surrogate_NT = weight_NT * _of_shape("surrogate", objective.surrogate(ratio_NT, used_N1, objective), logp_NT)
-    if objective.clip_joint:  # beyond the clip it is a constant, without gradient
+    if objective.clip_joint:  # beyond the clip a token's surrogate is a constant
         beyond_NT = (used_N1 > 0) & (over_generator(log).detach() > objective.clip_range[1])
         surrogate_NT = torch.where(beyond_NT, surrogate_NT.detach(), surrogate_NT)
     zero_NT = torch.zeros_like(surrogate_NT)
     ref_kl = zero_NT.flatten()[:0]
     if ref_logp_NT is not None:
         ref_kl_NT = _k3(torch.where(mask_NT, ref_logp_NT - log.logp_NT, zero_NT))
-        surrogate_NT = surrogate_NT - objective.beta * (1.0 if share_N is None else share_N.unsqueeze(-1)) * ref_kl_NT
+        share = 1.0 if share_N is None else share_N.unsqueeze(-1)
+        surrogate_NT = surrogate_NT - objective.beta * share * ref_kl_NT
         ref_kl = ref_kl_NT.detach()[mask_NT]
     surrogate_NT = torch.where(mask_NT, surrogate_NT, zero_NT)
     if step is None:

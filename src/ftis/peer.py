@@ -54,7 +54,7 @@ class Peer:
     Attributes:
         attack: changes the groups that are offered; None for an honest peer.
         reference: with β > 0, log-probabilities of the model at the start.
-        learning: whether the peer has begun to learn from a round that is not recorded yet.
+        learning: whether the weights may have moved in a round that is not recorded yet.
         agreed: whether sampler, learner and a plain pass gave the first rollouts the same log-probabilities.
         ahead: groups of the next round, if they were sampled already.
     """

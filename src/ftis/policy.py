@@ -66,8 +66,8 @@ class Policy:
     Attributes:
         end_ids: ids that end a completion: the tokenizer's and those of the model's generation defaults.
         vocab_size: rows of the embedding; every id below it can be scored.
-        forward: runs rows through the model, in one line where that was found to give the same numbers.
-        head: computes log-probabilities in chunks where the logits are a linear layer's output; otherwise None.
+        forward: runs rows through the model, as one line of tokens if that was found to give the same numbers.
+        head: computes log-probabilities in chunks if the logits are a linear layer's output; otherwise None.
         n_parameters: of the model, adapters included.
         split: splits rows into micro-batches.
     """
@@ -146,7 +146,7 @@ class Policy:
         """log π_θ of each completion token under softmax(logits / temperature), no gradient: per row float32 [T].
 
         Args:
-            drawn: which tokens of each completion were sampled. The model reads the others, and none of the T is one.
+            drawn: which tokens of each completion were sampled, the T. The model only reads the others. None: all.
         """
         out: list[Floats] = [np.empty(0, np.float32)] * len(completion_ids)
         for rows in self.split(prompt_ids, completion_ids, self.config.tokens_per_microbatch):
@@ -242,7 +242,7 @@ class Policy:
 
 
 def positions_of(config: Any) -> int | None:
-    """A model's positions; None if its configuration names none, or that there is no end of them."""
+    """The number of a model's positions; None if its configuration gives no positive one."""
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 0 else None
 

@@ -62,7 +62,7 @@ class Sent:
         gen_logp_S: float32 [S], log π_gen of each token.
         tokens_U: int32 [U], the number of tokens in each unit.
         fault: the reason to learn nothing from the completion; empty if there is none.
-        ends: int32, one for each end token that the sender sampled, in order: its number.
+        ends: int32, the number of each end token that the sender sampled, in order; see :mod:`ftis.text.completions`.
     """
 
     text: bytes
@@ -132,8 +132,8 @@ class Rollout:
     @property
     def drawn(self) -> Bools:
         """A mask of ``read_ids``: True for the completion's own tokens."""
-        at = [at for at, ids in self.observed for _ in ids]
-        return np.insert(np.ones(len(self), dtype=bool), np.array(at, np.int64), False)
+        places = [at for at, ids in self.observed for _ in ids]
+        return np.insert(np.ones(len(self), dtype=bool), np.array(places, np.int64), False)
 
 
 @dataclass(frozen=True, eq=False)

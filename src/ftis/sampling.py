@@ -40,7 +40,7 @@ class Decoding:
     """How completions are drawn. ``temperature`` 0 is greedy, with the log-probabilities of temperature 1.
 
     Attributes:
-        kept: prompts may go on a completion that was drawn under the same object; None: nothing is kept for that.
+        kept: the sampler's state, if prompts may continue completions that were drawn under this object; else None.
     """
 
     max_completion_length: int
@@ -55,7 +55,7 @@ class Decoding:
         return Decoding(config.max_completion_length, config.temperature, config.top_k, config.top_p, config.stop)
 
     def keeping(self) -> Decoding:
-        """The same, for a completion's turns one after the other."""
+        """The same decoding, for all turns of a completion."""
         return replace(self, kept=Kept())
 
     @property

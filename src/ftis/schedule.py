@@ -44,7 +44,7 @@ def _order(n_items: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 def assigned(recipe: Recipe, n_items: int, peer: str, round: int) -> list[int]:
     """The prompts that ``peer`` may sample in ``round``: its slice of the round's, or all of them in horizontal mode.
 
-    If shares go by speed, it samples the first ones of a longer slice. Slices are disjoint, however many each samples.
+    If shares go by speed, it samples the first ones of a longer slice. Slices are disjoint, whatever the peers sample.
 
     Args:
         recipe: with exactly the peers of one swarm.

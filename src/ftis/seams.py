@@ -42,8 +42,7 @@ ENGINES: Mapping[str, str] = {
     "microbatches": "ftis.engines.microbatches.fit",
     "agreement": "ftis.engines.agreement.require_agreement",
 }
-"""The parts of a policy. ``head`` is a fast way: ``f(model, device)`` returns None for a model that does not allow
-it."""
+"""The parts of a policy. ``head`` is a fast way: ``f(model, device)`` returns None if the model does not allow it."""
 
 SELECTIONS: Mapping[str, str] = {
     "limit": "ftis.guards.limit.foreign_limit",
@@ -90,7 +89,7 @@ def look_up(name: str, key: str, table: Mapping[str, str] | None = None) -> Any:
         return GIVEN[name]
     if name.startswith("given."):
         raise RecipeError(
-            f"{where}: was given to ftis in Python, and this process has it not: give it again, or write it into a "
+            f"{where}: was given to ftis in Python, and not in this process: give it again, or write it into a "
             f"module beside the recipe and name that"
         )
     path = table.get(name, name)

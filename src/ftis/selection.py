@@ -33,8 +33,8 @@ Value = TypeVar("Value")
 class OwnOld(StrEnum):
     """The source of log π_old of own rollouts.
 
-    ``SAMPLED``: the sampler's log π_gen. ``RECOMPUTED``: the model, before the first step. ``IN_STEP``: log π_θ, which
-    the only step computes.
+    ``SAMPLED``: the sampler, whose log π_gen it is. ``RECOMPUTED``: a pass of the model before the first step.
+    ``IN_STEP``: the round's only optimiser step, at which π_θ is π_old.
     """
 
     SAMPLED, RECOMPUTED, IN_STEP = "sampled", "recomputed", "in_step"
@@ -42,7 +42,7 @@ class OwnOld(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A batch with its values from before the round's first optimiser step, which fills in log π_old if ``IN_STEP``.
+    """A batch and its values under π_old. With ``IN_STEP``, own rollouts have log π_gen for log π_old until the step.
 
     Attributes:
         advantage_N: float32 [N].
@@ -50,7 +50,7 @@ class Judged:
             gradient.
         old_logp: log π_old of each of ``rows``, float32 [T] each.
         diagnostics: weights and KLs of ``rows``; None if R is 0.
-        gap: |log π_θ − log π_gen| of the own tokens that were compared; empty if π_gen was truncated.
+        gap: |log π_old − log π_gen| of the own tokens that were compared; empty if none were.
         own_old: the source of log π_old of own rollouts.
         ref_logp: with β > 0, log π_ref of the rows that are learned from.
     """
@@ -197,7 +197,7 @@ class OfShares(Selection):
 
 
 def selections_of(recipe: Recipe, own: str, objective: Objective) -> tuple[Selection, ...]:
-    """The objective's filter, the foreign limit, the penalties, the objective's own, and ``training.selections``.
+    """The objective's filter, those of :data:`SELECTIONS` that apply, the objective's own, ``training.selections``.
 
     A dotted path names a function ``f(judged) -> shares``, or a class that takes (recipe, own peer's name).
 
