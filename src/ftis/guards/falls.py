@@ -72,8 +72,8 @@ class FallTest:
     def add(self, rewards: Sequence[Sequence[float]]) -> None:
         """Take in a round: the rewards of each own group.
 
-        The test begins anew after a round with a reward above the range, which then goes up to there. A reward below
-        the range counts as its lower end.
+        A reward above the range widens it, and the test begins anew after that round. A reward below the range counts
+        as its lower end.
         """
         every = [reward for group in rewards for reward in group]
         self.least = min(self.least, *every)
@@ -86,7 +86,7 @@ class FallTest:
         self._weigh()
 
     def _append(self, means: list[float]) -> None:
-        """Take in the X of a round's groups. A change's first factor is known when it begins, its second one grows."""
+        """Take in the X of a round's groups. The factor of A is known when a change begins; that of B grows."""
         stakes, below_m, x = STAKES[:, None], 1 - LEVELS + self.margin, np.array(means)
         bets_fm = np.log1p(stakes[:, None] * ((1 - x[:, None]) / below_m - 1)).sum(1)
         last = self.shortest(len(self.rounds[-1])) if self.rounds else 0
@@ -97,11 +97,11 @@ class FallTest:
         self._before = [*self._before, self._windows(np.array(shortest))][-LONGEST:]
         with_new = np.concatenate([self._after, np.zeros((1, *bets_fm.shape))])
         self._after = with_new[-LONGEST:] + bets_fm
-        longest = LONGEST + (TIMES[-1] + GAPS[-1] + 1) * max(shortest)  # the last for μ
+        longest = LONGEST + (TIMES[-1] + GAPS[-1] + 1) * max(shortest)  # one window more for μ
         del self.rounds[:-longest], self._gains[:-longest]
 
     def _windows(self, shortest_s: npt.NDArray[np.int64]) -> Floats64:
-        """The log of the first mean for each window before a change in the last round: [window, m]."""
+        """The log of A's mean for each window k before a change in the last of the rounds s: [window, m]."""
         size_s = np.array([len(means) for means in self.rounds])
         times_k, gap_k = np.array(list(product(TIMES, GAPS))).T
         ahead_s = np.arange(len(size_s))[::-1]
@@ -126,7 +126,7 @@ class FallTest:
         self.nats, self.behind = self.of_last(len(self._of_c)), len(self._of_c) - int(self._of_c.argmax())
 
     def of_last(self, changes: int) -> float:
-        """The log of the evidence for a change within so many last rounds."""
+        """The log of the evidence for a change within the last ``changes`` rounds."""
         return float(np.logaddexp.reduce(self._of_c[max(len(self._of_c) - changes, 0) :], initial=-np.inf))
 
     def state(self) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ def parts_of(ids: NGram) -> list[NGram]:
 
 
 class Grams(NamedTuple):
-    """The n-grams of some rows, each entry one n-gram in one row.
+    """The n-grams of some rows, an entry (axis X) for each n-gram of a row, at its first place there.
 
     Attributes:
         number_X: equal for equal n-grams, ascending.
@@ -45,7 +45,7 @@ class Grams(NamedTuple):
         row_T = np.repeat(np.arange(len(rows)), length_N)
         number_T, count, parts = ids.astype(np.int64), 0, list[Rows]()
         for size in (size for size in SIZES if size <= len(ids)):
-            if half := size // 2:
+            if half := size // 2:  # an n-gram's halves have numbers already, of 32 bits at most
                 number_T = number_T[:-half] << 32 | number_T[half:]
             number_T = np.unique(number_T, return_inverse=True)[1]
             inside_T = row_T[: len(number_T)] == row_T[size - 1 :]

@@ -1,4 +1,4 @@
-"""Limits on others' rollouts, which need no message: at most so many, no failures, less of short ones."""
+"""Limits on others' rollouts, on which peers need not agree: on their number, on failures, on short ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ForeignLimit(Selection):
         count = groups_per_peer(self.recipe, self.own, round).get(peer, 0)
         if count >= len(items):
             return items
-        if self.recipe.training.share == "speed":  # the sender's own choice is how many of the first ones it samples
+        if self.recipe.training.share == "speed":  # a sender takes its first ones, as many as it chooses
             return items[:count]
         rng = np.random.default_rng(seed_of(self.recipe, self.own, round, f"chosen-{peer}"))
         chosen = set(rng.choice(len(items), count, replace=False).tolist())
@@ -71,19 +71,22 @@ def _successes(judged: Judged) -> Tensor:
 def by_length(recipe: Recipe, own: str) -> Selection | None:
     """A selection that counts others' shorter rollouts by length, if ``training.foreign_failures`` is false.
 
-    The share is min(1, |a_i|/l), with l the mean length of own successes (Â > 0). GRPO divides by |a_i|, so each token
-    of a short answer counts more. Otherwise short right answers drive reasoning out before it pays.
+    The share is min(1, |a_i|/l), with l the mean length of own successes (Â > 0), or of all own rollouts if there are
+    none. GRPO divides by |a_i|, so each token of a short answer counts more. Without these shares, short right answers
+    drive reasoning out before it pays.
     """
     guarded = recipe.training.foreign_failures is False and resolve(recipe.objective).reduction is sequence_mean
     return OfShares(_length_shares, "short") if guarded else None
 
 
 def _length_shares(judged: Judged) -> Tensor:
-    batch, own_N = judged.batch, torch.from_numpy(judged.batch.own_N)
-    length_N = torch.tensor([float(len(rollout)) for rollout in batch.rollouts])
+    own_N = torch.from_numpy(judged.batch.own_N)
+    if not own_N.any():
+        return torch.ones(len(judged.rows))
+    length_N = torch.tensor([float(len(rollout)) for rollout in judged.batch.rollouts])
     success_N = own_N & (judged.advantage_N > 0)
-    compared_N = success_N if bool(success_N.any()) else own_N
-    share_N = (length_N / length_N[compared_N].mean()).clamp(max=1) if own_N.any() else torch.ones(len(batch))
+    compared_N = success_N if success_N.any() else own_N
+    share_N = (length_N / length_N[compared_N].mean()).clamp(max=1)
     return torch.where(own_N, 1.0, share_N)[judged.rows]
 
 

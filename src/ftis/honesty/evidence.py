@@ -39,7 +39,7 @@ NOTHING = -1e9
 Floats64 = npt.NDArray[np.float64]
 
 STAKES = np.array([4.0**-k for k in range(6)])
-"""The part λ of the evidence that each of six detectors stakes on a completion: 1, 1/4, ..., 1/1024."""
+"""The part λ of the evidence that each of six detectors stakes on a completion: 1, 1/4, ..., 1/1024. Axis L."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,8 @@ class Ratios:
 class Detector:
     """An e-detector over one sender's groups (Shin, Ramdas and Rinaldo 2022).
 
-    With E_i the evidence of completion i, at most 1 in expectation given all before it, a stake λ in (0, 1] and n
-    groups in the whole run, ::
+    Let E_i be the evidence of completion i, at most 1 in expectation given all before it, λ in (0, 1] a stake, and n
+    the groups of the whole run::
 
         E_g = Π_{i in g} (1 − λ + λ E_i)        R_g = (R_{g−1} + 1/n) · E_g        P(R_g ≥ 1/α for any g ≤ n) ≤ α
 
@@ -104,11 +104,13 @@ class Detector:
         w, known_N = (self.known + 1) / (self.groups + 2), ratios.known_P[ratios.group_N]
         log_a_N, log_b_N = gain_WNU.sum(2)
         with np.errstate(divide="ignore"):
-            log_e_N = np.logaddexp(math.log(1 - w) + log_a_N, np.where(known_N, math.log(w) + log_b_N, -np.inf))
+            with_old_N = np.where(known_N, math.log(w) + log_b_N, -np.inf)
+            log_e_N = np.logaddexp(math.log(1 - w) + log_a_N, with_old_N)
             log_e_LN = np.logaddexp(np.log1p(-STAKES)[:, None], np.log(STAKES)[:, None] + log_e_N)
-        sum_LN, before_P = log_e_LN.cumsum(1), np.bincount(ratios.group_N).cumsum()[:-1] - 1
-        starts_LP = np.pad(sum_LN[:, before_P], ((0, 0), (1, 0)))  # a start at a group has R = 1/n · Π of E from it on
-        starts_LP = np.column_stack([self.log_r, -math.log(self.groups_of_run) - starts_LP])
+        sum_LN, last_P = log_e_LN.cumsum(1), np.bincount(ratios.group_N).cumsum() - 1
+        before_LP = np.pad(sum_LN[:, last_P[:-1]], ((0, 0), (1, 0)))
+        # A start at a group has R = 1/n · Π of E from it on. The first column holds all earlier starts.
+        starts_LP = np.column_stack([self.log_r, -math.log(self.groups_of_run) - before_LP])
         weight_LP = np.logaddexp.accumulate(starts_LP, axis=1)[:, 1:]  # of all starts up to the group
         log_r_LN = weight_LP[:, ratios.group_N] + sum_LN
         nats_N = np.logaddexp.reduce(log_r_LN) + self._log_scale
@@ -202,6 +204,6 @@ def ratios_of(
     counts_NUC = np.stack([ratio(log_q_T) for log_q_T in np.log(np.maximum(q_TC, MIN_Q)).T], axis=2)
     known_N = np.array([old is not None for old in old_logp])
     old_T = np.full(len(reported_T), -np.inf)
-    old_T[np.repeat(known_N, length_N)] = np.concatenate([np.zeros(0), *(old for old in old_logp if old is not None)])
-    old_NU = ratio(old_T)
-    return Ratios(counts_NUC, old_NU, length_N, group_N, np.bincount(group_N, known_N) > 0)
+    known = [old for old in old_logp if old is not None]
+    old_T[np.repeat(known_N, length_N)] = np.concatenate([np.zeros(0), *known])
+    return Ratios(counts_NUC, ratio(old_T), length_N, group_N, np.bincount(group_N, known_N) > 0)

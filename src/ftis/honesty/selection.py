@@ -89,7 +89,7 @@ class Sender:
 
     @property
     def nats(self) -> float:
-        """The evidence since the best start: half of the bet is on completions, and half on single tokens."""
+        """The evidence since the best start, in nats: half of the bet is on completions, and half on single tokens."""
         return float(np.logaddexp(self.detector.nats, self.frequent.nats)) - math.log(2)
 
     def add(self, message: Message, threshold: float) -> bool:
@@ -100,16 +100,14 @@ class Sender:
         # The learner's tokens of a text depend on all of it, so π_old of them is no function of the sender's past.
         known = [None if one.sent else old for one, old in zip(message.rollouts, message.old_logp, strict=True)]
         ratios = ratios_of(sent, group_N, self.past, known)
-        # Rewards come with whole messages, and an advantage may depend on all of a round: they tell about later rounds.
+        # An advantage may depend on the round's other messages, so it counts for later rounds alone.
         self.raised += [one.completion_ids for one, up in zip(sent, message.raised_N, strict=True) if up]
         nats_N, gains_NU = self.detector.add(ratios)
         ends_P, block_N = np.flatnonzero(np.diff(group_N, append=-1)), blocks_of(group_N)
         of_tokens_N = np.full(len(sent), -np.inf)
         of_tokens_N[np.flatnonzero(np.diff(block_N, append=-1))] = self.frequent.add(sent, block_N)
-        lengths, over_N = (
-            [len(rollout) for rollout in sent],
-            np.logaddexp(nats_N, of_tokens_N) - math.log(2) >= threshold,
-        )
+        lengths = [len(rollout) for rollout in sent]
+        over_N = np.logaddexp(nats_N, of_tokens_N) - math.log(2) >= threshold
         over_P = over_N[ends_P]
         if over_P.any() and self.found is None:
             group = over_P.argmax()
@@ -179,9 +177,9 @@ class HonestyTest(Selection):
 
     @property
     def threshold(self) -> float:
-        """The nats of either test: log(n m (m − 1) t / α), n groups of a sender in a run of m peers with t tests.
+        """The nats that either test needs: log(n m (m − 1) t / α) in a run of m peers with n groups of each sender.
 
-        A pair has one test, more peers have both.
+        The number t of tests is 1 in a pair, else 2.
         """
         m = len(self.recipe.peers)
         return math.log(self._groups_of_run * m * (m - 1) * min(m - 1, 2) / self.recipe.honesty.alpha)
@@ -240,9 +238,9 @@ class HonestyTest(Selection):
     def _test_together(self, sent: Sequence[tuple[str, Message]]) -> None:
         """Refuse those messages of one round that take the evidence against all senders, as one, past the threshold.
 
-        All messages are tried as one and, if that fails, one by one. A run's first refusal takes a failure of both
-        trials, so the bound of the first trial holds for it. Messages of a round before the newest tested one are left
-        out: the senders of the newer messages may have been trained on them.
+        All messages are tried as one and, if that fails, one by one. So nothing is refused unless the trial of all
+        fails, and the bound on this failure holds for a run's first refusal. Messages of a round before the newest
+        tested one are left out: the senders of the newer messages may have been trained on them.
         """
         messages = [message for _, message in sent]
         if messages[0].round < self.together.newest:
@@ -329,7 +327,7 @@ def telling_passages(rollouts: Sequence[Rollout], gains_NU: Floats64) -> list[li
     """The passages that gave most evidence, summed over rollouts: token ids, the most first.
 
     Args:
-        gains_NU: what each of the sender's tokens added to the evidence, in nats.
+        gains_NU: the nats that each of the sender's tokens added to the evidence, [N, U].
     """
     found: Counter[tuple[int, ...]] = Counter()
     for rollout, gains in zip(rollouts, gains_NU, strict=True):

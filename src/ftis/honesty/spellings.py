@@ -25,8 +25,8 @@ class Spellings:
     """Numbers for a sender's spellings, in the order in which they first occur.
 
     A spelling is known by 8 bytes of its BLAKE2 digest, so a long one takes no more room. Many tokens may share a
-    spelling with U+FFFD, so all of these are :data:`OTHER`. Beyond :data:`MOST_SPELLINGS`, :meth:`shrink` forgets the
-    spellings that were not seen for longest.
+    spelling with U+FFFD, so all of these are :data:`OTHER`. Beyond :data:`MOST_SPELLINGS`, :meth:`shrink` forgets those
+    that were last seen longest ago.
 
     Args:
         known: digests and their numbers; the last seen stand last.
@@ -84,7 +84,7 @@ class Spellings:
 
 
 def _spellings(rollout: Rollout) -> Iterator[bytes]:
-    """The bytes of each of the sender's tokens. For its n-th end n times 0xFF, which no text holds."""
+    """The bytes of each of the sender's tokens. An end is 0xFF, which no text holds, as often as its number says."""
     if rollout.sent is not None:
         ends = iter(rollout.sent.ends.tolist())
         for start, stop in itertools.pairwise([0, *np.cumsum(rollout.sent.size_S).tolist()]):
