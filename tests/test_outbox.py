@@ -38,6 +38,15 @@ def test_chunks_come_from_memory_before_the_disk_has_them_and_from_the_disk_late
     assert box.chunk(7, 0) == b""
 
 
+def test_a_reader_of_the_offers_sees_none_change_while_another_is_made(tmp_path: Path) -> None:
+    box = outbox(tmp_path, keep=1)
+    publish(box, 0, b"old")
+    reader = iter(box.signed.items())
+    publish(box, 2, b"new")
+    assert [round for round, _ in reader] == [0]
+    assert list(box.signed) == [2]
+
+
 def test_a_second_life_offers_what_the_first_did_up_to_where_it_continues(tmp_path: Path) -> None:
     first = outbox(tmp_path)
     for round in range(3):

@@ -2,8 +2,8 @@
 
 Keys, all under ``ftis/``::
 
-    <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on; with the
-                                              number of all rounds it has finished and still serves
+    <run>/live/<peer>/<incarnation>/<round>   a liveliness token: this peer takes part from that round on; if the run
+                                              has no such round, it has finished, and still serves its messages
     <run>/man/<peer>/<round>                  its manifest of a round, the seal as attachment
     <run>/blob/<peer>/<round>/<chunk>         256 KiB of that round's message
     facts/<recipe's name>/<peer>              its reading of the recipe, to name a difference
@@ -111,6 +111,10 @@ class NetworkExchange:
         """Guards ``rounds``; notified after anything was heard."""
         self.status = Status(recipe.name, run, peer)
         self._should_stop, self._say = should_stop, say
+        self.session: zenoh.Session  # from ``__enter__`` on
+        self._declared: list[zenoh.Queryable[None] | zenoh.Subscriber[None]] = []
+        self._answers = ThreadPoolExecutor(ANSWERING, thread_name_prefix="answer")
+        self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
         self._asking: set[str | None] = set()
         self._fetching: list[Fetching] = []
         self._news = 0
@@ -126,9 +130,7 @@ class NetworkExchange:
 
     def __enter__(self) -> Self:
         self.session = open_session(self.recipe.network)
-        self._answers = ThreadPoolExecutor(ANSWERING, thread_name_prefix="answer")
-        self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
-        self._declared: list[zenoh.Queryable[None] | zenoh.Subscriber[None]] = [
+        self._declared = [
             self._answer(f"ftis/{self.run}/blob/{self.peer}/*/*", self._answer_blob),
             self._answer(f"ftis/{self.run}/man/{self.peer}/*", self._answer_manifests),
             self._answer(f"ftis/facts/{self.recipe.name}/{self.peer}", self._answer_facts),

@@ -169,8 +169,8 @@ def _is_number(value: object) -> bool:
 class Assembly:
     """The contents of ``offer``, as far as they have come.
 
-    A chunk counts by its digest only. Anyone may answer in a peer's name, so junk beside the truth does no harm, and
-    a spoiled offer can still be completed.
+    Only its digest shows a chunk. Anybody may answer in a peer's name, so wrong answers do no harm, and a spoiled
+    offer can still be completed.
     """
 
     def __init__(self, offer: Manifest) -> None:

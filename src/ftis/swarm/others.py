@@ -19,8 +19,9 @@ class Other:
         done: whether it ever showed a sign that it has finished.
         refused: round -> the life in which the peer signed two different offers for it, or one that is too large. A
             later life may offer again.
-        corrupt: rounds for which other contents than those signed for came. This peer asks again, since anybody may
-            have sent these.
+        corrupt: rounds for which contents came that it did not sign. This peer asks again, since anybody may have sent
+            them.
+        contents: the messages that came, by round, until they are handed on.
         taken: rounds whose contents were handed on.
         offers_only: rounds for which its offer suffices.
         fetching: the rounds being fetched.

@@ -1,8 +1,8 @@
 """A peer's own messages as files. A peer that was killed offers the same messages again.
 
 ``<directory>/<round>.ftis`` holds the message of a round, and ``prompts.json`` the number of prompts of each, if that
-depends on the clock. ``keys.json`` holds the others' keys in an open swarm.
-The caller decides when to write; nothing here locks.
+depends on the clock. ``keys.json`` holds the others' keys in an open swarm. One thread writes; others may read what is
+on offer meanwhile.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Outbox:
     Attributes:
         keep: rounds for which a message stays on offer.
         incarnation: how often the peer has been started.
-        signed: per round on offer, its manifest and the seal.
-        first_keys: in an open swarm, the key that each name belongs to. A broken file counts as none.
+        signed: by round on offer, its manifest and the seal. An offer replaces the mapping, and changes none.
+        first_keys: in an open swarm, the first key that used each name. A broken file counts as none.
     """
 
     directory: Path
@@ -54,10 +54,14 @@ class Outbox:
         """
         offer = manifests.describe(self.run, self.peer, round, self.incarnation, data, items, milliseconds)
         document = manifests.to_bytes(offer)
+        signed = document, manifests.seal(self.key, document)
+        oldest = round - self.keep
         self._newest = round, data
-        self.signed[round] = document, manifests.seal(self.key, document)
-        self._forget_before(round - self.keep)
-        return self.signed[round]
+        self.signed = {old: kept for old, kept in self.signed.items() if old >= oldest} | {round: signed}
+        for old in self._rounds():
+            if old < oldest:
+                self._path(old).unlink(missing_ok=True)
+        return signed
 
     def write(self, round: int, data: bytes) -> None:
         """Keep a message for the next start of this peer."""
@@ -98,11 +102,10 @@ class Outbox:
                 self._path(old).unlink(missing_ok=True)
 
     def is_signed_elsewhere(self, document: bytes, seal: bytes) -> bool:
-        """Whether an offer in this peer's name shows that its key is in use at another place too.
+        """Whether an offer in this peer's name shows that its key signs at another place too.
 
-        An offer shows this if this peer's key signed it in a later life. An offer of this life shows this too if this
-        peer has offered another manifest for the round, or has not reached the round. Offers of earlier lives show
-        nothing: anybody can send them again.
+        An offer of a later life than this one does. So does one of this life for a round that this peer has not
+        reached, or has offered by another manifest. Offers of earlier lives show nothing: anybody can send them again.
         """
         if manifests.signer(document, seal) != public_hex(self.key):
             return False
@@ -129,13 +132,6 @@ class Outbox:
                 return file.read(manifests.CHUNK_BYTES)
         except OSError:
             return b""
-
-    def _forget_before(self, round: int) -> None:
-        for old in [r for r in self.signed if r < round]:
-            del self.signed[old]
-        for old in self._rounds():
-            if old < round:
-                self._path(old).unlink(missing_ok=True)
 
     def _rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self.directory.glob("*.ftis") if path.stem.isdecimal())

@@ -4,13 +4,13 @@ Once more than half of the peers have delivered, at the time h, the rest have un
 is the median of all peers' delivery times since the end of the round before, and at least :data:`LEAST_SECONDS`. While
 at most half have delivered nobody is late: if all are slow together, all are waited for.
 
-A late round costs a peer :data:`LATE` strikes, a round in time takes one back. A peer with more than :data:`LATE` is
-not waited for until it has none. So in the long run a peer is late, and waited for, in at most one of ``LATE + 1``
-rounds. A round that lacks more than half of all at its deadline costs nobody a strike: the deadline or this peer is at
-fault.
+A late round costs a peer :data:`LATE` strikes, and a round in time takes one back. A peer with more than :data:`LATE`
+strikes is not waited for until it has none. So in the long run the others wait in vain for a peer in at most one of
+``LATE + 1`` rounds. If more than half of all peers are missing at a round's deadline, nobody gets a strike: the
+deadline or this peer is at fault.
 
-A peer that is not waited for takes a strike back by each offer within ``patience · m`` of its offer before, however
-many rounds the others are ahead.
+A peer that is not waited for takes a strike back by each offer within ``patience · m`` of its previous one, however far
+the others are ahead.
 
 Peers need not agree, since a round's messages need not be the same everywhere. A peer that waited longer than the
 others finds their next messages there at once. Then m is small, and it catches up.
@@ -65,7 +65,7 @@ class Pace:
     asked: set[tuple[str, int]] = field(default_factory=set)
 
     def start(self, now: float, oldest: int) -> None:
-        """Begin to wait: this peer has delivered, and contents of rounds before ``oldest`` are of no use any more."""
+        """Begin to wait: this peer has delivered, and rounds before ``oldest`` are too old to be learned from."""
         self.since, self.came, self.took = now, {}, {}
         for peer in [peer for peer, round in self.prompt - self.asked if round < oldest]:
             self._was_in_time(peer)
@@ -75,7 +75,7 @@ class Pace:
         self._note_changes()
 
     def offered(self, peer: str, round: int, now: float, too_late: bool) -> None:
-        """Note an offer. If its contents are of no use any more, it counts at once."""
+        """Note an offer. If it is ``too_late`` to be learned from, it counts at once."""
         at, latest = self.last.get(peer, (float("-inf"), -1))
         if round <= latest:
             return
@@ -93,8 +93,8 @@ class Pace:
     def delivered(self, peer: str, round: int, now: float) -> None:
         """Note that ``peer`` has delivered for the awaited round."""
         if peer not in self.came:
-            lay = max(0.0, self.since - max(self.heard.get((peer, round), self.since), self.began))
-            self.came[peer], self.took[peer] = now, now - self.began - lay
+            offered = max(self.heard.get((peer, round), self.since), self.began)
+            self.came[peer], self.took[peer] = now, now - self.began - max(0.0, self.since - offered)
 
     def median(self, awaited: int) -> float | None:
         """The upper median of all delivery times, with ``awaited`` peers to come; None if it is still to come."""

@@ -85,7 +85,7 @@ class Rounds:
     Args:
         others: the names of all other peers.
         rounds: of the run.
-        keep: rounds for which peers keep their messages on offer; bounds the offers kept of a peer that is ahead.
+        keep: rounds for which peers keep their messages on offer. It bounds the offers known of a peer that is ahead.
 
     Attributes:
         round, wanted: the round that is awaited, and the peers to hear.
@@ -272,7 +272,7 @@ class Rounds:
         return True
 
     def _needed_after(self, other: Other, round: int) -> tuple[bool, bool, int]:
-        """Sorts a peer's offers by when they are needed: the awaited round, those after it, late ones, those taken."""
+        """A sort key of a peer's offers: the awaited round first, then those after it, late ones, those taken."""
         return round in other.taken, round < self.round, abs(round - self.round)
 
     def _refuse(self, peer: str, refusal: Refusal) -> list[Decision]:
@@ -366,7 +366,7 @@ class Rounds:
         return self.round - self.settings.max_staleness
 
     def _fetches(self) -> list[Decision]:
-        """One fetch at a time per peer, this round's before late ones, and beside late ones that are under way."""
+        """One fetch at a time per peer, this round's first. It may begin while a late one is under way."""
         oldest, fetches = max(self._oldest, self._first_round), list[Decision]()
         for name in self.wanted:
             other = self._others[name]
@@ -498,7 +498,7 @@ class Rounds:
         return Collected(messages, tuple(missing), tuple(late), offered_only, rejections, waited)
 
     def _in_words(self, names: Collection[str], now: float | None = None) -> str:
-        """Peers with their states. With ``now``, those that are gone say how long."""
+        """Peers with their states, and with ``now`` how long they have been gone."""
         each = [f"{name} ({self._state(name, now)})" for name in names]
         return ", ".join(each[:MOST_NAMES]) + f" and {len(each) - MOST_NAMES} more" * (len(each) > MOST_NAMES)
 

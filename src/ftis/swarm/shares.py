@@ -59,7 +59,7 @@ class Share:
         return self.most == self.equal
 
     def took(self, metrics: Mapping[str, Any]) -> None:
-        """Note a finished round. A draw beside the learner counts in full, for the next round, whose groups it drew."""
+        """Note a finished round. A draw beside the learner drew the next round's groups, and counts there in full."""
         prompts = metrics.get(peer_key(self.own, "admitted"), 0) / self.group
         if self.is_equal or not prompts:
             return
