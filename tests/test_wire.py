@@ -191,7 +191,7 @@ def test_what_a_message_may_not_say() -> None:
         with pytest.raises(CodecError, match=says):
             decode(data, LIMITS)
     group = packed(numbers(7, 65536, 1), counts=(1, 1))
-    with pytest.raises(CodecError, match="group of 65536 rollouts, the most is 65535"):
+    with pytest.raises(CodecError, match="group of 65536 rollouts exceeds the limit of 65535"):
         decode(group, BOUNDLESS)
 
 

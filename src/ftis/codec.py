@@ -99,16 +99,6 @@ class Limits:
     max_rollouts_per_group: int
     max_completion_length: int
 
-    def check_counts(self, counts: Integers) -> None:
-        """Raise CodecError if a group has too many rollouts."""
-        if (most := int(counts.max(initial=0))) > self.max_rollouts_per_group:
-            raise CodecError(f"group of {most} rollouts exceeds the limit of {self.max_rollouts_per_group}")
-
-    def check_lengths(self, lengths: Integers) -> None:
-        """Raise CodecError if a completion has too many tokens."""
-        if (longest := int(lengths.max(initial=0))) > self.max_completion_length:
-            raise CodecError(f"completion of {longest} tokens exceeds the limit of {self.max_completion_length}")
-
 
 @dataclass(frozen=True, eq=False)
 class Columns:
@@ -138,14 +128,10 @@ class Reader:
     at: int
     end: int
 
-    def need(self, size: int, what: str) -> None:
-        """Raise CodecError if fewer than ``size`` bytes are left for ``what``."""
+    def take(self, size: int, what: str) -> bytes:
+        """The next ``size`` bytes. Raises CodecError if fewer are left for ``what``."""
         if self.at + size > self.end:
             raise CodecError(f"{what} would end at byte {self.at + size}, the message ends at {self.end}")
-
-    def take(self, size: int, what: str) -> bytes:
-        """The next ``size`` bytes; raise CodecError as :meth:`need` does."""
-        self.need(size, what)
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -259,8 +245,7 @@ def decode(data: bytes, limits: Limits) -> Message:
     groups = []
     for item, (start, stop) in zip(columns.items.tolist(), itertools.pairwise([0, *group_stops]), strict=True):
         groups.append(Group(peer, round_, item, tuple(rollouts[start:stop])))
-    header = Header(run.hex(), round_, peer, tokenizer.hex(), temperature, top_k, top_p)
-    return Message(header, tuple(groups))
+    return Message(Header(run.hex(), round_, peer, tokenizer.hex(), temperature, top_k, top_p), tuple(groups))
 
 
 def _parts(array: npt.NDArray[Any], stops: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:

@@ -252,7 +252,6 @@ def by_source(diagnostics: Diagnostics, source_N: Tensor, sources: Sequence[str]
     KLs are means over rollouts; the rest is over tokens. The effective sample size is (Σw)² / (n Σw²) of the n
     untruncated weights, in (0, 1].
     """
-    source_N = source_N.to(diagnostics.length_N.device)
     token_source = source_N.repeat_interleave(diagnostics.length_N)
     summaries: dict[str, dict[str, float]] = {}
     for index, name in enumerate(sources):

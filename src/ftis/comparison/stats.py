@@ -34,12 +34,11 @@ Values = Sequence[float] | Floats
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over n values and its confidence interval; ``low`` and ``high`` are nan where n = 1."""
+    """A mean and its confidence interval; ``low`` and ``high`` are nan for a single value."""
 
     mean: float
     low: float
     high: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,11 @@ def mean_interval(values: Values) -> Interval:
     sample = _sample("values", values)
     n, mean = len(sample), float(sample.mean())
     if n == 1:
-        return Interval(mean, math.nan, math.nan, n)
+        return Interval(mean, math.nan, math.nan)
     if not np.ptp(sample):  # the mean of equal numbers may be off by a rounding, which would give them a spread
-        return Interval(float(sample[0]), float(sample[0]), float(sample[0]), n)
+        return Interval(float(sample[0]), float(sample[0]), float(sample[0]))
     low, high = stats.t.interval(CONFIDENCE, n - 1, loc=mean, scale=stats.sem(sample))
-    return Interval(mean, float(low), float(high), n)
+    return Interval(mean, float(low), float(high))
 
 
 def paired_difference(treatment: Values, baseline: Values) -> PairedDifference:

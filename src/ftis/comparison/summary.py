@@ -48,8 +48,7 @@ def accuracy_is(recipe: Recipe) -> str:
 
 def somebody_learned_alone(runs: Iterable[Run]) -> bool:
     """Whether some peer of a collaborative arm used no foreign rollout in any round, though a round could have."""
-    peers = [peer for run in runs for peer in run.peers.values()]
-    return any(peer.learned_alone for peer in peers)
+    return any(peer.learned_alone for run in runs for peer in run.peers.values())
 
 
 def _of_peer(peer: PeerRun, training: TrainingConfig) -> dict[str, Any]:

@@ -36,11 +36,9 @@ class ChunkedHead:
     logits_at_once: int
 
     def taken_off(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which the model returns the output layer's input instead of logits."""
         return _answering(self.linear, lambda hidden: hidden)
 
     def logp(self, hidden_MH: Tensor, target_M: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-        """log softmax(logits / temperature) at the target ids, with matrix products in ``dtype``: float32 [M]."""
         vocab_size = self.linear.out_features
         if len(target_M) * vocab_size <= self.logits_at_once:
             with arithmetic(dtype, hidden_MH.device):

@@ -34,7 +34,7 @@ def write_counts(n_rollouts: int, n_tokens: int) -> bytes:
 
 
 def read_counts(reader: Reader, n: int, limits: Limits) -> tuple[int, int]:
-    """R and T. A decompression bomb ends here.
+    """R and T, within the limits, so that no later stream is a decompression bomb.
 
     Raises:
         CodecError: n groups may not have as many rollouts and tokens.
@@ -61,10 +61,11 @@ def read_groups(
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Items and counts [n], and lengths [R], that :func:`write_groups` wrote, with the totals that were announced."""
     items, counts, lengths = np.split(read_numbers(reader, 2 * n + n_rollouts, "the tables"), [n, 2 * n])
-    limits.check_counts(counts)
-    limits.check_lengths(lengths)
-    if int(counts.max(initial=0)) > MOST_ROLLOUTS:
-        raise CodecError(f"group of {int(counts.max())} rollouts, the most is {MOST_ROLLOUTS}")
+    most, longest = int(counts.max(initial=0)), int(lengths.max(initial=0))
+    if most > (allowed := min(limits.max_rollouts_per_group, MOST_ROLLOUTS)):
+        raise CodecError(f"group of {most} rollouts exceeds the limit of {allowed}")
+    if longest > limits.max_completion_length:
+        raise CodecError(f"completion of {longest} tokens exceeds the limit of {limits.max_completion_length}")
     if (total := int(counts.sum(dtype=np.uint64))) != n_rollouts:
         raise CodecError(f"groups of {total} rollouts in all, {n_rollouts} are announced")
     if (total := int(lengths.sum(dtype=np.uint64))) != n_tokens:
