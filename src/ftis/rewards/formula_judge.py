@@ -17,12 +17,12 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 
 SMALL, OF_A_SMALL, OF_AN_EXACT = 1e-3, 5e-3, 5e-6
-"""Below this an answer must be right to three digits of a decimal, to six of an exact value: to six after the point
-all of them are like 0."""
+"""If the expected answer is at most ``SMALL``, another may be off by this part of it: of a decimal, of an exact value.
+To six digits after the point both would be 0."""
 PLACES = 60
-"""Digits to which numbers are computed. Two exact ones are equal if 40 are."""
+"""Digits to which numbers are computed. Two exact numbers are equal if 40 digits are."""
 POINTS = (1000, -1700, -400)
-"""Where formulas with variables are compared, in parts of 701. √x² = x and the like hold at a positive point alone."""
+"""Formulas with variables are compared from these values on, in units of 1/701. Some are negative, where √x² ≠ x."""
 
 _PLAIN_CODE = re.compile(r"(?:Integer|Float) ?\( ?'?[0-9.eE+-]*'? ?\)|Symbol ?\('[A-Za-z]+' ?\)|[A-Za-z]+")
 _LAYOUT = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
@@ -78,7 +78,8 @@ def _imaginary(side: Any) -> Any:
 
 def _equal(given: str, expected: str, digits: int) -> bool:
     texts = (set(re.findall("[A-Za-z]+", text)) for text in (given, expected))
-    lowercase = not any(name.lower() in names - {name} for names in texts for name in names)  # none in both cases
+    in_both_cases = (name.lower() in names - {name} for names in texts for name in names)
+    lowercase = not any(in_both_cases)
     one, other = _read(given, lowercase), _read(expected, lowercase)
     if (verdict := _same(one, other, digits)) is not None:
         return verdict
@@ -125,7 +126,8 @@ def _near(one: Any, other: Any, digits: int) -> bool | None:
         return bool(values[0] == values[1])
     # rounding leaves one bit of precision of 0
     real, imaginary, *right = (0 if getattr(part, "_prec", 0) == 1 else part for part in parts)
-    gap, size = (sympy.sqrt(x**2 + y**2) for x, y in ((real - right[0], imaginary - right[1]), right))
+    size = sympy.sqrt(right[0] ** 2 + right[1] ** 2)
+    gap = sympy.sqrt((real - right[0]) ** 2 + (imaginary - right[1]) ** 2)
     if not rounded:
         if gap > size * 10**-40:
             return False

@@ -152,7 +152,7 @@ def scores_itself(dataset: str, options: Mapping[str, Any], entries: Sequence[Ma
 
 
 def _right(dataset: str, options: str, entry: Mapping[str, Any], texts: Iterable[str]) -> list[bool]:
-    """Whether each of the texts that are not the entry's answer earns as much."""
+    """Whether the scorer takes each text for right, except those that are the entry's answer."""
     expected = (entry["answer"] or "").strip()
     other = [text for text in texts if text != expected and not _same_number(text, expected)]
     return [_score(dataset, options, entry, text) == 1 for text in other]

@@ -131,10 +131,11 @@ class WeightedScorer:
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int] | Ints]
     ) -> tuple[float, ...]:
         """One reward per completion. Raises as :class:`Scorer`."""
-        each = list(zip(*(part(prompt, completions, completion_ids) for part in self.parts), strict=True))
+        by_part = [part(prompt, completions, completion_ids) for part in self.parts]
+        each = list(zip(*by_part, strict=True))
         self.seen.update({(prompt.question, text): of for text, of in zip(completions, each, strict=True)})
-        sums = [_sum([w * r for w, r in zip(self.weights, of, strict=True)]) for of in each]
-        return tuple(_number(value, self.path, position) for position, value in enumerate(sums))
+        weighted = [[w * r for w, r in zip(self.weights, of, strict=True)] for of in each]
+        return tuple(_number(_sum(of), self.path, position) for position, of in enumerate(weighted))
 
     def means(
         self, own: Iterable[tuple[str, str]], later: Collection[tuple[str, str]] = frozenset()
@@ -148,7 +149,7 @@ class WeightedScorer:
 
 
 def _sum(parts: Sequence[float]) -> float:
-    """Their sum to twelve digits: equal sums of other parts must be equal, since a group of them has no signal."""
+    """The sum to twelve digits. Sums that only rounding sets apart become equal: a group of them has no signal."""
     bits = math.frexp(max(map(abs, parts)))[1]
     return round(sum(parts), 12 - bits * 3 // 10)  # a bit is about 3/10 of a decimal digit
 

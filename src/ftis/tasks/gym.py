@@ -58,7 +58,7 @@ def load(config: TaskConfig) -> Task:
 
     add(made[1])
     if len(fresh) < wanted:  # training has most of the problems, so few were new: make more
-        most = max(wanted, VALIDATION)  # even if fewer are wanted, for the number in the message below
+        most = max(wanted, VALIDATION)  # also if fewer are wanted: the error below counts them
         for more in _generate(dataset, config.options, [part(f"validation{n}", most) for n in range(4)])[0]:
             add(more)
     if len(fresh) < (config.validation_size or FEWEST):

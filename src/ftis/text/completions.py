@@ -17,10 +17,10 @@ from ftis.rollouts import Ints, Rollout
 from ftis.text.token_bytes import Bytes, TokenBytes
 
 END = 256
-"""The id after the last byte of a completion, or of a turn, that its sender ended by the first of its end tokens; the
-next id is its second, and so on. It is a unit of its own."""
+"""The id of an end: this one of the sender's first end token, the next one of its second, and so on. It stands after
+the last byte of a completion or turn, and is a unit of its own."""
 MOST_ENDS = 4
-"""The most ends that a sender may use. A liar that shares one end among n hides ln n nats at each."""
+"""The most ends that a sender may use. A liar that spreads one end's probability over n hides ln n nats at each."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no character, as in any decoder."""
 
@@ -119,7 +119,7 @@ def ended(rollout: Rollout) -> bool:
 def _valid(raw: Ints, token: npt.NDArray[np.int32]) -> tuple[Ints, npt.NDArray[np.int32]]:
     """Bytes, and the token of each, with :data:`REPLACED` instead of bytes that are no UTF-8.
 
-    It belongs to the token in which the wrong bytes start.
+    The replacement belongs to the token in which the wrong bytes start.
     """
     data, stands_in = raw.astype(np.uint8).tobytes(), np.array([*REPLACED.encode("utf-8")], np.int32)
     parts, tokens, at = list[Ints](), list[Ints](), 0

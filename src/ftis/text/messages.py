@@ -26,7 +26,7 @@ def write_groups(
     """Groups of this peer's tokens as text, by :func:`~ftis.text.completions.as_texts`. Rollouts of text stay.
 
     Args:
-        turns: the turns of a completion. Turns after ``most_bytes`` are left out.
+        turns: a completion's ids → those of its turns. Turns after ``most_bytes`` are left out.
     """
     own = [rollout for group in groups for rollout in group.rollouts if rollout.unit is None]
     cut = [_cut(rollout, turns(rollout.completion_ids)) for rollout in own]
@@ -45,7 +45,7 @@ def _cut(rollout: Rollout, turns: Sequence[Ints]) -> list[Rollout]:
 
 
 def _within(most_bytes: int, turns: Sequence[Rollout]) -> Rollout:
-    """The first turns that have at most as many bytes."""
+    """The first turns that have at most ``most_bytes`` together, and at least the first one."""
     fits = np.cumsum([int((turn.completion_ids < END).sum()) for turn in turns]) <= most_bytes
     return joined(turns[: max(int(fits.sum()), 1)])
 
@@ -59,7 +59,8 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
         named: those of ``sampling.end_tokens``. They decide among several.
 
     Raises:
-        AlignmentError: it is not known, or has bytes as an ordinary token, or there are more than :data:`MOST_ENDS`.
+        AlignmentError: the token is not known, or has bytes as an ordinary one, or there are more ends than
+            :data:`MOST_ENDS`.
     """
     tokenizer, eos = known.tokenizer, int(known.tokenizer.eos_token_id)
     likely = list(own) if len(own) == 1 else [end for end in named if end in own]
@@ -88,7 +89,7 @@ def terms_of_text(terms: Terms) -> Terms:
 
 
 def spoken(ids: Sequence[int]) -> str:
-    """The text of bytes. Part of a character at the end counts as one."""
+    """The text of bytes, without ends. A part of a character becomes U+FFFD."""
     return bytes(byte for byte in ids if byte < END).decode("utf-8", "replace")
 
 
@@ -102,7 +103,8 @@ class TextReader:
         end_id: this peer's token for the end of others' completions.
         end_ids: the tokens that end a completion for all peers of this tokenizer, ascending.
         most_tokens: (item, round) → the most of this peer's tokens of a completion from which it learns.
-        turns: the turns of a completion as text, in an environment, which then counts its answers for ``most_tokens``.
+        turns: a completion as text → its turns, in an environment. :class:`~ftis.environments.play.Player` then applies
+            ``most_tokens``, since answers count too.
     """
 
     tokenizer: str | None
@@ -134,8 +136,8 @@ class TextReader:
 def at_most(most: int, rollout: Rollout) -> Rollout:
     """A completion that came as text, of at most that many of the learner's tokens, with an environment's answers.
 
-    Nothing is learned from one that takes more: its model may have no room for it, and a sender cannot know how many
-    the learner takes.
+    Nothing is learned from one that takes more: the learner's model may have no room for it, and its sender cannot know
+    how many tokens the learner takes.
     """
     came, n = rollout.sent, len(rollout.read_ids)
     if came is None or n <= most:

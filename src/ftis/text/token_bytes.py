@@ -85,7 +85,7 @@ class TokenBytes:
 
     @functools.cached_property
     def id_of(self) -> dict[bytes, int]:
-        """The id of each spelling. Of several, as of a newline and its byte in Gemma, the one that is encoded."""
+        """The id of each spelling. If several ids have one, as Gemma's newline and its byte, the tokenizer decides."""
         spelt: dict[bytes, int] = {}
         twice: set[bytes] = set()
         for number, (start, size) in enumerate(zip(self.start_V.tolist(), self.size_V.tolist(), strict=True)):

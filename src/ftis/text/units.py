@@ -36,7 +36,7 @@ class Aligned:
 
     Attributes:
         rollout: the learner's ids, and units that carry the sender's ``gen_logp``.
-        sender_U, learner_U: int64 [U], how many tokens each side has in each unit, at least one.
+        sender_U, learner_U: int64 [U], the number of either side's tokens in each unit, at least one.
         fault: the reason why nothing is learned from the rollout; empty if something is.
     """
 
