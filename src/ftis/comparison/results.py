@@ -76,7 +76,7 @@ def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str,
 
 
 def compared(study: Study) -> dict[str, Any]:
-    """The same, written nowhere."""
+    """The results of :func:`compare`, not written to a file."""
 
     def of_means(split: str, arm: str) -> dict[str, Any]:
         return over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, split, arm), strict=True)))
@@ -96,6 +96,7 @@ def compared(study: Study) -> dict[str, Any]:
         )
     notes += _other_measures(study.arms)
     comparisons, together = _comparisons(study, equal)
+    of_peers = _by_split_arm_peer(study, _curve)
     results: dict[str, Any] = {
         "name": recipe.name,
         "accuracy_is": measure,
@@ -109,7 +110,7 @@ def compared(study: Study) -> dict[str, Any]:
         "seeds": list(study.seeds),
         "left_out": {str(seed): why for seed, why in study.left_out.items()},
         "not_run": list(study.not_run),
-        "curves": (of_peers := _by_split_arm_peer(study, _curve)),
+        "curves": of_peers,
         "curves_of_mean": {
             split: {arm: _mean_curve(list(by_peer.values())) for arm, by_peer in by_arm.items()}
             for split, by_arm in of_peers.items()
@@ -275,7 +276,7 @@ def mean_finals(study: Study, split: str, arm: str) -> list[float]:
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for nan, which JSON does not know."""
+    """``value`` with None for nan, which JSON does not know."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -45,19 +45,20 @@ IN_A_ROW = 3
 """The factor by which a single row's few tokens may differ more than many rows do, if another engine draws them or
 weights have 4 bits."""
 PEAK = 10
-"""A single token may differ by so many times what the root mean square of its row may, or by this divided by
-:data:`IN_A_ROW` if that factor is in the latter. In bfloat16 the largest of 320 tokens of SmolLM2-135M was 4 times."""
+"""A single token may differ by this many times the root mean square that its row may have. Where a row may have
+:data:`IN_A_ROW` times more, the token may not. In bfloat16 the largest of 320 tokens of SmolLM2-135M was 4 times."""
 SLIGHT = 0.1
 """In bfloat16, the root mean square of a row's differences that passes without a look at rounding."""
 AT_LEAST = 24
-"""A run's first rows count as if they had so many tokens, the others agreeing, if one has more than :data:`SLIGHT` in
-bfloat16. As they are one in 20 answers of three tokens by SmolLM2-135M has, and one in 7 of 2 to 21 by Gemma 3 270M. As
-24 none of the latter's 192 has. A single token may then differ by a nat, as in a long row (:data:`PEAK`)."""
+"""If one of a run's first rows has more than :data:`SLIGHT` in bfloat16, each counts as if it had at least this many
+tokens, the added ones agreeing. A single token may then differ by a nat, as in a long row (:data:`PEAK`). Of answers
+of three tokens by SmolLM2-135M, one in 20 has more than that, and one in 7 of 2 to 21 by Gemma 3 270M. None of the
+latter's 192 has it if they count as 24."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
-"""The most tokens of the padded prompts of a trial, the longest apart, by kind of device. Beyond them a length has one
-row, which costs less than a round of such rows."""
+"""The most padded tokens of a trial's prompts, by kind of device, without the longest ones. A length beyond them is
+tried in a single row, which costs less than a round of such rows."""
 TRIED_LENGTH = 64
 """The tokens of the longest row of a trial, if nobody says how long rows become."""
 
@@ -324,7 +325,7 @@ def farthest(values_M: Floats | Nats) -> float:
 def rms_or_peak(values_M: Floats | Nats, peak: float, at_least: int = 0) -> float:
     """The root mean square, or the largest / ``peak`` if that is more: of many tokens a single one counts too.
 
-    The mean is over ``at_least`` so many tokens, the further ones with differences of 0.
+    Up to ``at_least`` tokens, missing ones count as 0.
     """
     agreeing = np.zeros(max(0, at_least - len(values_M)))
     return max(rms(np.append(values_M.astype(np.float64), agreeing)), farthest(values_M) / peak)

@@ -252,7 +252,7 @@ class _Rows:
     def _read_on(
         self, decoder: FusedDecoder, cache: SlotCache, prompts: Sequence[Ints], start_P: Ints, known_P: Ints
     ) -> Tensor:
-        """The same after the slots that are ``known`` of each row: its other tokens alone are read."""
+        """As :meth:`_read`, but each row is read from its slot ``known`` on. Its first slot is ``start``."""
         device, longest = self.policy.device, start_P[0] + len(prompts[0])
         slots = [np.arange(known, longest) for known in known_P]
         row_M, slot_M = np.repeat(np.arange(len(prompts)), longest - known_P), np.concatenate(slots)

@@ -40,7 +40,7 @@ T = TypeVar("T")
 CHECKED_ROLLOUTS, CHECKED_TOKENS = 4, 128
 """The number of completions of a draw that the learner scores, and the most tokens of each."""
 SHORT = 8
-"""Their tokens before a draw that cannot be scored at its end, when the learner has other weights."""
+"""The most tokens of completions that are scored before a draw at whose end the learner has other weights."""
 FINEST = 1e-6
 """Log-probabilities in float32 that differ by less are equal."""
 SURE = 5.0

@@ -141,13 +141,15 @@ class BySwitch(Forward):
         rows = [np.concatenate(row) for row in zip(prompts, completions, strict=True)]
         place_n = np.cumsum([0, *map(len, completions)])
         outputs, places = [], []
-        for first, last in ((0, self.switch), (self.switch + 1, sys.maxsize)):  # tokens after rows of so many
-            parts = [(i, max(len(p), first), min(len(rows[i]), last + 1)) for i, p in enumerate(prompts)]
-            if parts := [(i, start, end) for i, start, end in parts if start < end]:
-                before = [rows[i][:start] for i, start, _ in parts]
-                predicted = [rows[i][start:end] for i, start, end in parts]
-                outputs.append(self.forward(before, predicted))
-                places += [place_n[i] + np.arange(start, end) - len(prompts[i]) for i, start, end in parts]
+        for first, last in ((0, self.switch), (self.switch + 1, sys.maxsize)):  # a token's place in its row
+            parts = []
+            for i, prompt in enumerate(prompts):
+                start, end = max(len(prompt), first), min(len(rows[i]), last + 1)
+                if start < end:
+                    parts.append((rows[i][:start], rows[i][start:end]))
+                    places.append(place_n[i] + np.arange(start, end) - len(prompt))
+            if parts:
+                outputs.append(self.forward([before for before, _ in parts], [after for _, after in parts]))
         return torch.cat(outputs)[torch.from_numpy(np.argsort(np.concatenate(places)))]
 
 

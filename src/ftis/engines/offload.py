@@ -52,7 +52,7 @@ class Movable:
         """(tensor, its copy in main memory) by the tensor's ``id``."""
         self._stream = torch.cuda.Stream(policy.device) if policy.device.type == "cuda" else None
         copied = self._copied = dict[int, int]()
-        """The version of each tensor that is as its copy, by ``id``. Not every optimiser's step raises the version."""
+        """The version at which each tensor was copied, by ``id``. Not every optimiser's step raises the version."""
 
         def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
             for tensor in _trained(optimizer):

@@ -228,11 +228,10 @@ class KeptRows:
         """The part and the row that begin each prompt, and how many tokens have keys. None: one has no such row."""
         found = []
         for ids in prompts:
-            begun = ((n, self.place.get(ids[:n].tobytes())) for n in self.lengths if n <= len(ids))
-            n, place = next(((n, place) for n, place in begun if place), (0, None))
-            if place is None:
+            begun = (n for n in self.lengths if n <= len(ids) and ids[:n].tobytes() in self.place)
+            if not (n := next(begun, 0)):
                 return None
-            found.append((*place, n - 1))
+            found.append((*self.place[ids[:n].tobytes()], n - 1))
         return found
 
     def taken(

@@ -12,13 +12,13 @@ LONGEST = 100
 MONEY = "$€£"
 EXPRESSION = re.compile(rf"[-+*/().,{MONEY}\d ]{{1,{LONGEST}}}$")
 BEGIN = re.compile(r"(?<![\w.,)])[-+]?(?:\(|\.?\d)")
-"""Where an expression may begin: a sign has its number right after it, and no word or number goes on."""
+"""A place at which an expression may begin: no word or number goes on there, and a sign has its number right after."""
 GOES_ON = re.compile(
     r"(?:\d.|\)[-+(]|[^\W\d_][-+]|\S[^\S\n]*[-+*/×÷·−–^%][^\S\n(]*.|√.|[\d%] of.|\\[a-z]+."
     r"|(?<![^\W\d_])(?:x|times|plus|minus|(?:divid|multipli)ed by).)$",
     re.IGNORECASE,
 )
-"""Text up to an expression's first character that has a part of the same calculation. A ``-`` alone begins a list."""
+"""A line up to an expression's first character, if the calculation began before it. A lone ``-`` begins a list."""
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 

@@ -110,7 +110,7 @@ class Environment:
     def play_all(self, episodes: Sequence[Actions], most: int) -> Iterator[Transcript]:
         """Play episodes from their beginnings. Answers to a turn of more than ``most`` characters end an episode.
 
-        An EpisodeError if a method raised, returned something else, or took too long. Episodes before it are given.
+        An EpisodeError if a method raised, returned something else, or took too long, after the episodes before it.
         """
         requests = list[dict[str, Any]]()
         for prompt, turns, known, overdue in episodes:
@@ -148,7 +148,7 @@ class Environment:
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Those of ``reset``."""
+        """The parameters of ``reset``."""
         return inspect.signature(self.instance.reset).parameters
 
     @property
@@ -200,7 +200,7 @@ class Environment:
         return Transcript(observation, answers, float(reward))
 
     def _in_time(self, text: str) -> list[Message] | None:
-        """The answers to a turn; None if it takes too long. A library's call without end is left to the process's."""
+        """The answers to a turn; None if it takes too long. Only the process's own limit ends a call in C."""
         clocks = ("VIRTUAL", "SIGVTALRM", TURN_SECONDS), ("REAL", "SIGALRM", TURN_WAITS)
         timers = clocks if self.limited and hasattr(signal, "setitimer") else ()
         on = True
@@ -242,7 +242,7 @@ class Environment:
             result = str({"error": described(error)})
         return {"role": "tool", "name": name, "content": encodable(result)}
 
-    # A row's columns may have the names of these parameters.
+    # Parameters are positional, since a row's columns may have their names.
     def _text(self, name: str, function: Callable[..., Any], /, *arguments: Any, **row: Any) -> str | None:
         text = self._call(name, function, *arguments, **row)
         if text is None or isinstance(text, str):

@@ -267,7 +267,7 @@ class Player:
     def turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut after each end token and each token that completes a stop string.
 
-        At most one turn more than an episode may have, which holds the rest: cutting takes time.
+        A turn more than an episode may have holds all the rest, since cutting takes time.
         """
         ends = [at for at, token in enumerate(drawn.tolist(), 1) if token in self.end_ids]
         turns: list[Ints] = []

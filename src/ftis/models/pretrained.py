@@ -166,13 +166,13 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
 
 
 def _sha256(file: Path) -> str:
-    """As the Hub names large files."""
+    """The digest by which the Hub names large files."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _git_blob(file: Path) -> str:
-    """As git, and so the Hub, names the other files: SHA-1 of ``blob``, the size, a zero byte and the content."""
+    """The digest by which git, and so the Hub, names other files: of ``blob``, the size, a zero byte and the file."""
     content = file.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 

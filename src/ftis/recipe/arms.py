@@ -20,7 +20,7 @@ class Arm:
     """One arm: its recipe, and the swarms it consists of. A peer that trains alone is a swarm of its own.
 
     Attributes:
-        first: of a part of an arm: the index of its first peer among the arm's.
+        first: the index of this part's first peer among all peers of the arm; 0 for a whole arm.
     """
 
     config: ArmConfig
@@ -75,11 +75,7 @@ def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
 
 
 def check_baselines(recipe: Recipe) -> None:
-    """Refuse a baseline that is no arm.
-
-    Raises:
-        RunError: one of the baselines is no arm.
-    """
+    """Raise a RunError if a baseline is no arm."""
     names = [arm.name for arm in arm_configs(recipe)]
     if unknown := sorted(set(recipe.experiment.baselines) - set(names)):
         raise RunError(
@@ -143,7 +139,7 @@ def threads_of(recipe: Recipe, cores: int) -> int:
     """Torch's threads of each peer: as the recipe says, or the cores divided among those that learn together.
 
     Args:
-        recipe: the arm's. Peers that train alone do so all at a time.
+        recipe: the arm's. Peers that train alone do so at the same time.
     """
     return recipe.threads or max(1, cores // recipe.swarm_size)
 

@@ -26,7 +26,8 @@ def require_paths(file: Path, recipes: Iterable[Recipe]) -> None:
         models = {peer.model: f"peers.{peer.name}.model" for peer in recipe.peers if looks_local(peer.model)}
         named = {"task": recipe.task, **{f"ood[{i}]": task for i, task in enumerate(recipe.ood)}}
         tasks = {key: task for key, task in named.items() if task.name == "jsonl"}
-        for path, key in {**models, **{task.path: f"{key}.path" for key, task in tasks.items() if task.path}}.items():
+        problems = {task.path: f"{key}.path" for key, task in tasks.items() if task.path}
+        for path, key in {**models, **problems}.items():
             if Path(path).exists():
                 continue
             if above := next((place for place in file.resolve().parents if (place / path).exists()), None):
