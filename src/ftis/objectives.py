@@ -259,8 +259,8 @@ OBJECTIVES: dict[str, Objective] = {
     "DAPO": DAPO,
     "Dr-GRPO": DR_GRPO,
 }
-"""The paper's six and others, by their names in a recipe. The last four have the weights of TIS for foreign rollouts; a
-peer's own have the weight 1, as published."""
+"""The paper's six and others, by their names in a recipe. The last four have the weights of TIS. Own rollouts then have
+a weight of about 1, since their π_gen is the learner's π_old up to its sampler's rounding."""
 
 
 def resolve(config: ObjectiveConfig) -> Objective:
