@@ -26,11 +26,11 @@ from typing import Any
 from ftis.check.advice import WITH_EXAMPLES
 from ftis.check.preflight import Sounding, preflight
 from ftis.comparison.summary import summarise
+from ftis.experiment.runs import run
+from ftis.preparing.checks import check
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.parsing import load
 from ftis.records.events import unheard
-from ftis.run.prepare import check
-from ftis.run.runs import run
 
 DEFAULT = "default prompt"
 RECIPE = """

@@ -33,12 +33,12 @@ import ftis
 from ftis.config import Recipe
 from ftis.guards.regret import NoRegret
 from ftis.honesty.selection import HonestyTest
+from ftis.joining.join import NO_REGRET
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load
 from ftis.records.reading import read_study
 from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import MIN_LOGP, Group, Rollout, ScoredGroup, collate
-from ftis.run.join import NO_REGRET
 from ftis.selection import Judged
 
 

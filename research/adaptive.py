@@ -51,13 +51,13 @@ from ftis.guards.grams import NGram
 from ftis.guards.plants import USUAL
 from ftis.guards.regret import NoRegret
 from ftis.honesty.selection import HonestyTest
+from ftis.joining.join import NO_REGRET
 from ftis.learning import judge
 from ftis.peer import Attack, Peer
 from ftis.recipe.parsing import load
 from ftis.records.reading import VALIDATION, PeerRun, final_accuracy
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.join import NO_REGRET
 from ftis.run.together import in_turns
 from research import attacks
 from research.attacks import ALWAYS, PAYLOAD, THOUGHT_END, encoded, find, spliced

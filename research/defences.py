@@ -32,10 +32,10 @@ from rich.console import Console
 from ftis.comparison.results import without_nan
 from ftis.comparison.stats import mean_interval, paired_difference
 from ftis.config import ArmConfig, Recipe
+from ftis.experiment.seeds import run_experiment
 from ftis.recipe.arms import experiment_directory
 from ftis.recipe.parsing import load
 from ftis.records.reading import VALIDATION, PeerRun, Study, final_accuracy, read_study
-from ftis.run.experiments import run_experiment
 from ftis.tasks.clock import clock_solution
 from ftis.view.progress import Display
 from research import attacks

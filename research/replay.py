@@ -30,6 +30,7 @@ import typer
 from ftis.admission import Admission, Collected
 from ftis.cli_options import Overrides, console
 from ftis.config import Recipe, RecipeError, excerpt
+from ftis.directory.provenance import provenance
 from ftis.engines.machine import with_threads
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.metric_keys import by_peer, peer_key
@@ -45,7 +46,6 @@ from ftis.records.rollouts import read_rollouts, rollouts_path
 from ftis.records.writing import Records
 from ftis.rollouts import Batch, Group, Observed, Rollout, ScoredGroup, Sent, collate
 from ftis.run.assembly import assemble
-from ftis.run.provenance import provenance
 from ftis.run.training import Trainer
 from ftis.view.progress import Display
 from research import commands

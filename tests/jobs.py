@@ -8,8 +8,8 @@ from pathlib import Path
 
 from memory import goes_back_to_the_system
 
+from ftis.experiment.workers import Stop
 from ftis.records.events import PeerFinished, PeerStarted, PeerStopped, Say
-from ftis.run.workers import Stop
 
 MARK = 0
 """Set by a script that is run again in each process."""

@@ -20,15 +20,15 @@ from ftis.check.plan import of_jobs
 from ftis.cli import seeds_of
 from ftis.comparison.budgets import matched
 from ftis.config import RecipeError
+from ftis.experiment.seeds import jobs_of, run_experiment
+from ftis.joining.join import choose_arm
 from ftis.objectives import resolve
+from ftis.preparing import checks
+from ftis.preparing.checks import check
 from ftis.prompts import TaskError
 from ftis.recipe.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
 from ftis.recipe.parsing import load, parse, set_key, with_arm
 from ftis.records.lines import RecordsError
-from ftis.run import experiments, prepare
-from ftis.run.experiments import jobs_of
-from ftis.run.join import choose_arm
-from ftis.run.prepare import check
 from ftis.selection import selections_of
 from ftis.tasks.problems import load_task
 from recipes import recipe_of, write_recipe
@@ -166,7 +166,7 @@ def test_a_part_alone_has_a_prompt_where_its_share_of_the_rollouts_is_less() -> 
 
 def test_a_task_without_problems_to_validate_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_task(parse(document()).task)
-    monkeypatch.setattr(prepare, "load_task", lambda config: replace(whole, validation=()))
+    monkeypatch.setattr(checks, "load_task", lambda config: replace(whole, validation=()))
     with pytest.raises(TaskError, match="task 'clock' has no problems to validate with"):
         check(arms_of(parse(document())))
 
@@ -198,23 +198,23 @@ def test_seeds_are_a_number_of_them_or_the_first_and_the_last() -> None:
 
 
 def test_seeds_of_another_recipe_do_not_join_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "run_jobs", lambda *rest: None)
+    monkeypatch.setattr("ftis.experiment.seeds.run_jobs", lambda *rest: None)
     base: dict[str, Any] = {"output_dir": str(tmp_path), "experiment__baselines": ["alone-part"]}
     recipe = parse(document(**base))
-    assert experiments.run_experiment(recipe, [0], 1)
+    assert run_experiment(recipe, [0], 1)
     place = tmp_path / recipe.name
     evaluated = place / f"{recipe.name}-seed0" / "F-TIS-2" / recipe.peers[0].name / "evaluations.jsonl"
     evaluated.parent.mkdir(parents=True)
     evaluated.write_text("{}\n")
     changed = parse(document(**base, sampling__temperature=0.5))
     with pytest.raises(RunError, match=r"sampling\.temperature"):
-        experiments.run_experiment(changed, [4, 5], 1)
+        run_experiment(changed, [4, 5], 1)
     assert json.loads((place / "experiment.json").read_text())["seeds"] == [0]
-    assert experiments.run_experiment(recipe, [4, 5], 1)
+    assert run_experiment(recipe, [4, 5], 1)
     assert json.loads((place / "experiment.json").read_text())["seeds"] == [0, 4, 5]
     (place / "experiment.json").write_text("{")
     with pytest.raises(RecordsError, match=r"experiment\.json is damaged"):
-        experiments.run_experiment(recipe, [4], 1)
+        run_experiment(recipe, [4], 1)
 
 
 def test_a_plan_counts_the_disk_of_all_seeds_and_says_where_there_is_too_little(

@@ -14,10 +14,10 @@ from rich.console import Console
 from ftis.check.estimate import estimate
 from ftis.check.plan import plan
 from ftis.config import FtisError
+from ftis.experiment.runs import run
+from ftis.preparing.checks import check
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import parse, set_key
-from ftis.run.prepare import check
-from ftis.run.runs import run
 from ftis.view.progress import Display
 
 ALL = "peers.*"

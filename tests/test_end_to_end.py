@@ -27,6 +27,8 @@ from watched import HUNG, Watched
 
 from ftis.check import estimate
 from ftis.config import FtisError
+from ftis.experiment import processes
+from ftis.experiment.runs import run as train
 from ftis.member import Member, Outgoing
 from ftis.metric_keys import peer_key
 from ftis.models import pretrained, starters
@@ -38,8 +40,6 @@ from ftis.records.plan import write_experiment
 from ftis.records.rollouts import read_rollouts
 from ftis.records.writing import Records
 from ftis.rewards.scoring import RewardError
-from ftis.run import processes
-from ftis.run.runs import run as train
 from recipes import write_recipe
 
 

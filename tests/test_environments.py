@@ -40,22 +40,22 @@ from ftis.admission import Admission, Admitter, Collected, Reason
 from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
+from ftis.directory.provenance import agreed_modules
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import LONGEST, Calculator
 from ftis.environments.contract import Actions, open_environment
 from ftis.environments.play import MARK, OVERDUE, Played, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
+from ftis.experiment.runs import run as train
 from ftis.guards.penalties import OWN_FAULTS
 from ftis.peer import Drawn, Peer
+from ftis.preparing.checks import _owns_reward
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
 from ftis.records.files import checkpoint_path
 from ftis.rollouts import Batch, Group, Ints, Observed, Prompt, Rollout, ScoredGroup
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.prepare import _owns_reward
-from ftis.run.provenance import agreed_modules
-from ftis.run.runs import run as train
 from ftis.sampling import Decoding
 from ftis.seams import GIVEN
 from ftis.tasks.rendering import render_prompt

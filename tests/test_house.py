@@ -42,8 +42,11 @@ WINGS = {
     "comparison": "stats summary budgets results",
     "models": "starters pretrained",
     "swarm": "facts status identity certificates manifest session offers others outbox pace shares rounds link",
-    "run": "together accusations checkpoint evaluate training membership assembly workers prompting exchange "
-    "prepare provenance claiming processes runs experiments network join rollback export",
+    "run": "together accusations checkpoint evaluate training membership assembly export",
+    "preparing": "prompting exchange checks",
+    "directory": "provenance claiming resuming rollback",
+    "experiment": "workers processes runs seeds",
+    "joining": "network join",
     "check": "formatting memory estimate doctor plan advice draft preflight",
     "view": "standing pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
     "progress live watch report",
@@ -121,7 +124,7 @@ def test_the_reader_sees_every_way_to_import() -> None:
 import ftis.config as c, os.path
 from ftis import peer
 from ftis.swarm import link
-from ftis.run.runs import run
+from ftis.run.training import Trainer
 from .policy import load
 def late():
     import socket
@@ -129,7 +132,7 @@ if TYPE_CHECKING:
     from http import server
 importlib.import_module("ftis.view.report")
 """
-    assert house_imports(text) - {"swarm"} == {"config", "peer", "swarm.link", "run.runs", "policy", "view.report"}
+    assert house_imports(text) - {"swarm"} == {"config", "peer", "swarm.link", "run.training", "policy", "view.report"}
     assert touches(text, SOCKETS) == {"socket", "http"}
 
 

@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from ftis.engines import kept
 from ftis.engines.kept import callable_as_kept
 from ftis.engines.offload import Movable, Offload
+from ftis.experiment import runs
 from ftis.policy import Policy
 from ftis.recipe.parsing import load
 from ftis.records.events import Event, RoundEnded
-from ftis.run import runs
 from ftis.run.assembly import assemble
 from ftis.run.checkpoint import hand_over
 from recipes import write_recipe

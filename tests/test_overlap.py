@@ -18,6 +18,7 @@ from twin import Twin
 
 from ftis.admission import Admitter, Collected
 from ftis.config import Recipe
+from ftis.experiment.runs import run
 from ftis.guards.regret import NoRegret
 from ftis.learning import judge
 from ftis.peer import Peer
@@ -29,7 +30,6 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rollouts import collate
 from ftis.run.assembly import assemble
-from ftis.run.runs import run
 from ftis.run.training import Trainer
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.rounds import Rounds

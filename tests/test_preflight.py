@@ -24,12 +24,12 @@ from ftis.check.plan import about_reward, rate_advice, without_effect
 from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.config import PeerConfig, Recipe, RewardConfig
 from ftis.policy import Policy
+from ftis.preparing import checks
 from ftis.recipe.arms import arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
 from ftis.records.events import Event, FirstGroup, Place, Sounded, Stopped
 from ftis.rewards.answers import graded, require_rewardable
 from ftis.rewards.scoring import RewardError, load_scorer
-from ftis.run import prepare
 from ftis.run.assembly import assemble
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, make_task
@@ -346,12 +346,12 @@ def test_a_problem_that_cannot_be_rewarded_is_refused_before_anything_is_sampled
         for extract in ("tags", "last_number")
     )
     looked_at: list[str] = []
-    monkeypatch.setattr(prepare, "require_rewardable", lambda score, problems, where: looked_at.append(where))
-    prepare.check(tags)
+    monkeypatch.setattr(checks, "require_rewardable", lambda score, problems, where: looked_at.append(where))
+    checks.check(tags)
     assert looked_at == ["task 'jsonl', training problem", "task 'jsonl', validation problem"]  # once for both arms
     monkeypatch.undo()
     with pytest.raises(RewardError, match=r"task 'jsonl', training problem 1 \('1\+2'\): its answer 'three' earns"):
-        prepare.check(numbers)
+        checks.check(numbers)
 
 
 def told_of(heard: list[Event]) -> tuple[list[tuple[int, int]], FirstGroup]:

@@ -18,11 +18,12 @@ from ftis.check import estimate
 from ftis.check.estimate import checkpoints_at_once, checkpoints_kept, guess_on_card, in_one_process, in_turn
 from ftis.check.memory import Memory, peak_memory
 from ftis.config import PeerConfig, Recipe
+from ftis.directory.resuming import repeats, require_checkpoint
+from ftis.experiment import processes, runs
+from ftis.experiment.processes import computing_at_a_time, offloads, runs_in_parallel
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import load, parse
-from ftis.run import processes, runs
 from ftis.run.assembly import assemble
-from ftis.run.processes import computing_at_a_time, offloads, runs_in_parallel
 from recipes import write_recipe
 
 LORA = {"train": "lora", "lora_r": 2, "device": "cpu"}
@@ -299,9 +300,9 @@ def test_records_without_a_checkpoint_are_not_trained_over(
     rows = "".join(f'{{"step": {step}}}\n' for step in range(1, finished + 1))
     (peer / "metrics.jsonl").write_text(rows, encoding="utf-8")
     with pytest.raises(RunError) if lost else nullcontext() as error:
-        runs._check_nothing_is_lost(tmp_path, recipe)
-        assert bool(runs.repeats(tmp_path, recipe, 0)) == (finished > 0)
-        assert ("rounds 4 to 7 again" in runs.repeats(tmp_path, recipe, 3)) == (finished == 7)
+        require_checkpoint(tmp_path, recipe)
+        assert bool(repeats(tmp_path, recipe, 0)) == (finished > 0)
+        assert ("rounds 4 to 7 again" in repeats(tmp_path, recipe, 3)) == (finished == 7)
     if error is not None:
         assert_one_line(error, f"{peer} has 7 finished rounds and no checkpoint", "put the checkpoint back")
 

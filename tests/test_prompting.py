@@ -12,11 +12,11 @@ from tokenizers import AddedToken
 
 from ftis.config import Recipe
 from ftis.engines.models import load_tokenizer
+from ftis.preparing.prompting import look_at_prompts
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import parse
 from ftis.rollouts import Prompt
-from ftis.run.prompting import look_at_prompts
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -109,7 +109,7 @@ def test_prompts_are_looked_at_once(tiny_model_dir: TinyModelDir, monkeypatch: p
         loaded.append(place)
         return load_tokenizer(place)
 
-    monkeypatch.setattr("ftis.run.prompting.load_tokenizer", load)
+    monkeypatch.setattr("ftis.preparing.prompting.load_tokenizer", load)
     assert look_at_prompts([arm, arm], [[task_of(*QUESTIONS)]] * 2) == []
     assert loaded == [str(tiny_model_dir())]
 

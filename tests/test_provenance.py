@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from ftis.config import Recipe
+from ftis.directory.claiming import claim, delete_run
+from ftis.directory.resuming import require_checkpoint
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import parse
 from ftis.records.files import InUseError, locked
 from ftis.records.plan import read_plan, read_provenance
-from ftis.run.claiming import claim, delete_run
-from ftis.run.runs import _check_nothing_is_lost
 from ftis.tasks.problems import make_task
 
 ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
@@ -89,7 +89,7 @@ def test_rounds_before_a_first_checkpoint_are_counted_by_the_longest_save_every(
         claim(begun, True, changed)
         swarm = arms_of(changed)[0].swarms[0]
         with pytest.raises(RunError, match="11 finished rounds") if finished > 10 else nullcontext():
-            _check_nothing_is_lost(begun / "alone", swarm)
+            require_checkpoint(begun / "alone", swarm)
 
 
 def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
 
 def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_provenance(begun)
-    monkeypatch.setattr("ftis.run.provenance.commit", lambda: "another")
+    monkeypatch.setattr("ftis.directory.provenance.commit", lambda: "another")
     claim(begun, True, recipe(ALONE, TOGETHER), trains=False)
     assert read_provenance(begun) == first
     said = [claim(begun, True, recipe(ALONE, TOGETHER)) for _ in range(2)]
@@ -158,7 +158,7 @@ def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatc
     assert now == first
     assert set(continued) == {"started", "commit", "modules", "versions", "machine"}
     assert continued["commit"] == "another"
-    monkeypatch.setattr("ftis.run.provenance.commit", lambda: first["commit"])
+    monkeypatch.setattr("ftis.directory.provenance.commit", lambda: first["commit"])
     claim(begun, True, recipe(ALONE, TOGETHER))  # it was known before
     assert len(read_provenance(begun)["continued"]) == 1
 

@@ -13,12 +13,12 @@ from commands import ftis, trained
 from run_files import differences, records_of, same, weights, without_times
 
 from ftis.config import FtisError
+from ftis.directory.claiming import swarm_lock
+from ftis.directory.rollback import roll_back
 from ftis.honesty.selection import HonestyTest
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
-from ftis.run.claiming import swarm_lock
-from ftis.run.rollback import roll_back
 from recipes import recipe_of, write_recipe
 
 RUN = Path("runs") / "tiny-seed0"

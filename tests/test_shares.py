@@ -17,11 +17,11 @@ from round_table import Table, seated
 
 from ftis.admission import Reason
 from ftis.config import LARGEST_SHARE, Recipe, RecipeError
+from ftis.experiment.runs import run
 from ftis.guards.limit import ForeignLimit
 from ftis.recipe.arms import RunError
 from ftis.recipe.parsing import parse
 from ftis.run.assembly import assemble
-from ftis.run.runs import run
 from ftis.schedule import assigned
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.shares import ROUNDS, Share

@@ -20,14 +20,15 @@ from light_swarm import free_port
 from run_files import without_times
 from watched import HUNG, Watched
 
+from ftis.directory.claiming import swarm_lock
+from ftis.directory.rollback import roll_back
+from ftis.joining import join as swarm
+from ftis.joining import network
 from ftis.library import join as join_by_python
 from ftis.recipe.parsing import load
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
-from ftis.run import accusations, checkpoint, network
-from ftis.run import join as swarm
-from ftis.run.claiming import swarm_lock
-from ftis.run.rollback import roll_back
+from ftis.run import accusations, checkpoint
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow

@@ -23,13 +23,13 @@ from ftis.config import Recipe
 from ftis.engines.models import generation_defaults
 from ftis.models import starters
 from ftis.peer import Peer
+from ftis.preparing.checks import check
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load
 from ftis.records.files import read_jsonl
 from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Rollout
 from ftis.run.assembly import assemble
-from ftis.run.prepare import check
 from ftis.schedule import assigned
 from ftis.text.completions import as_texts
 from ftis.text.messages import end_of_text, in_tokens, write_groups

@@ -43,6 +43,7 @@ from watched import HUNG, Watched
 from ftis.admission import Collected
 from ftis.codec import Limits, decode
 from ftis.config import FtisError, ObjectiveConfig, PeerConfig, PromptConfig, Recipe, RecipeError
+from ftis.directory.claiming import peer_lock
 from ftis.engines.agreement import Gaps
 from ftis.honesty.selection import HonestyTest
 from ftis.learning import step_size
@@ -58,7 +59,6 @@ from ftis.records.plan import read_provenance
 from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Observed, Prompt, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.claiming import peer_lock
 from ftis.run.training import Trainer
 from ftis.selection import select
 from ftis.swarm.facts import agreement, mismatch

@@ -29,9 +29,9 @@ from ftis.engines import vllm, vllm_server
 from ftis.engines.handover import SamplerError
 from ftis.engines.machine import in_background
 from ftis.engines.samplers import open_sampler
+from ftis.joining.join import join, ready
 from ftis.policy import Policy
 from ftis.recipe.parsing import parse
-from ftis.run.join import join, ready
 from ftis.sampling import Decoding
 
 PROMPTS = [np.array(ids, np.int32) for ids in ([1, 20, 30, 14], [1, 20, 31], [1, 20, 31])]

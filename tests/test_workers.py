@@ -15,9 +15,9 @@ from jobs import count, fail, free_a_block, wait_for_stop
 
 from ftis.check.preflight import sound_process
 from ftis.config import FtisError
+from ftis.experiment.workers import Job, run_jobs, without_signals
 from ftis.recipe.arms import RunError
 from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped
-from ftis.run.workers import Job, run_jobs, without_signals
 
 REMEDY = "start it again"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -93,13 +93,13 @@ def test_no_more_run_at_a_time_than_asked_for_and_somebody_else_can_ask_to_stop(
 PROGRAM = """
 import signal, sys, threading
 from pathlib import Path
-from ftis.run import workers
-from ftis.run.workers import Job, run_jobs
+from ftis.experiment import workers
+from ftis.experiment.workers import Job, run_jobs
 from jobs import {function}
 
 signal.signal(signal.SIGINT, signal.{handling})
 
-workers.PRELOADED = "ftis.run.workers"  # these jobs need no more, and it is loaded in a moment
+workers.PRELOADED = "ftis.experiment.workers"  # these jobs need no more, and it is loaded in a moment
 
 def say(event):
     print(type(event).__name__, getattr(event, "step", ""), flush=True)
@@ -172,9 +172,9 @@ def assert_gone(pid: int) -> None:
 GUARDED = """
 import threading
 import jobs
-from ftis.run import workers
-from ftis.run.workers import Job, run_jobs
-workers.PRELOADED = "ftis.run.workers"
+from ftis.experiment import workers
+from ftis.experiment.workers import Job, run_jobs
+workers.PRELOADED = "ftis.experiment.workers"
 jobs.MARK = 7  # as a script registers a model that the recipe names
 if __name__ == "__main__":
     heard = []

@@ -14,10 +14,10 @@ import torch
 from earned import rewards
 
 from ftis.config import ObjectiveConfig
+from ftis.experiment.runs import run
 from ftis.objectives import OBJECTIVES, resolve
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
-from ftis.run.runs import run
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
 from research import partners

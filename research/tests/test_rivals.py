@@ -16,11 +16,11 @@ from earned import rewards
 
 from ftis.advantages import group_advantages
 from ftis.config import RecipeError
+from ftis.experiment.runs import run
 from ftis.metric_keys import by_peer
 from ftis.objectives import policy_loss
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
-from ftis.run.runs import run
 from ftis.selection import Judged, selections_of
 from recipes import pair_of, recipe_of
 from research import rivals

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ftis.config import Recipe as Recipe
     from ftis.config import RewardConfig as RewardConfig
     from ftis.engines.supervised import supervised_step as supervised_step
+    from ftis.experiment.seeds import run_experiment as run_experiment
     from ftis.library import Results as Results
     from ftis.library import evaluate as evaluate
     from ftis.library import join as join
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ftis.recipe.arms import experiment_directory as experiment_directory
     from ftis.recipe.arms import run_directory as run_directory
     from ftis.records.files import read_jsonl as read_jsonl
-    from ftis.run.experiments import run_experiment as run_experiment
     from ftis.view.progress import Display as Display
     from ftis.view.report import write_page as write_page
     from ftis.view.tables import print_comparison as print_comparison
@@ -55,7 +55,7 @@ _HOME = {
     "policy_loss": "objectives",
     "Policy": "policy",
     "Peer": "peer",
-    "run_experiment": "run.experiments",
+    "run_experiment": "experiment.seeds",
     "experiment_directory": "recipe.arms",
     "supervised_step": "engines.supervised",
     "compare": "comparison.results",

@@ -280,8 +280,8 @@ def train(
         _print_plan(loaded, arms)
     if (step := step_of(resume)) is not None:
         with busy(CHECKING):
-            from ftis.run.claiming import may_claim
-            from ftis.run.prepare import check_to_train
+            from ftis.directory.claiming import may_claim
+            from ftis.preparing.checks import check_to_train
 
             tasks = check_to_train(arms_of(loaded, arms)).tasks
             may_claim(directory, True, loaded, tasks=tasks, back_to=step, only=arms)
@@ -387,14 +387,14 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
         from ftis.check.estimate import fitting_jobs
         from ftis.check.plan import of_jobs, problems, rates, remarks
         from ftis.engines.machine import cores
+        from ftis.experiment.seeds import jobs_of, run_experiment
+        from ftis.preparing.checks import check_to_train
         from ftis.recipe.arms import experiment_directory
-        from ftis.run import experiments
-        from ftis.run.prepare import check_to_train
         from ftis.view.progress import Display
 
     arms, directory = arms_of(recipe), experiment_directory(recipe)
     at_a_time = jobs or fitting_jobs(recipe, cores())
-    for line in of_jobs(recipe, experiments.jobs_of(recipe, wanted), at_a_time):
+    for line in of_jobs(recipe, jobs_of(recipe, wanted), at_a_time):
         console.print(line)
     if dry_run:
         return None
@@ -403,7 +403,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
         display(Planned((CHECKING,)))
         checked = check_to_train(arms)
         display(Planned((*problems(checked.tasks), *remarks(checked), *rates(arms))))
-        finished = experiments.run_experiment(recipe, wanted, at_a_time, display, checked=checked)
+        finished = run_experiment(recipe, wanted, at_a_time, display, checked=checked)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")
         raise typer.Exit(130)
@@ -422,7 +422,7 @@ def _print_plan(recipe: Recipe, only: tuple[str, ...]) -> None:
     with busy(LOADING) as doing:
         from ftis.check.estimate import estimate
         from ftis.check.plan import plan
-        from ftis.run.prepare import check_to_train
+        from ftis.preparing.checks import check_to_train
 
         doing(CHECKING)
         checked = check_to_train(arms_of(recipe, only))

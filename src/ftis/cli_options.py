@@ -87,7 +87,7 @@ def step_of(resume: str | None) -> int | None:
 
 def go_back(directory: Path, step: int, arms: tuple[str, ...], dry_run: bool) -> None:
     """Undo the rounds after ``step``, and print the removed files."""
-    from ftis.run.rollback import roll_back
+    from ftis.directory.rollback import roll_back
 
     for line in roll_back(directory, step, arms, dry_run).lines(with_files=dry_run):
         console.print(line)

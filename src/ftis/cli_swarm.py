@@ -77,7 +77,7 @@ def join(
         from ftis import library
         from ftis.check.estimate import estimate
         from ftis.check.plan import compared, to_join
-        from ftis.run.join import ready
+        from ftis.joining.join import ready
         from ftis.view.progress import Display
 
     step = step_of(resume)

@@ -352,7 +352,7 @@ class Recipe(_Section):
     exchange: Literal["auto", "ids", "text"] = "auto"
     """Token ids, or text, which models of any tokenizer read. ``auto``: text if the peers' tokenizers differ."""
     processes: Literal["auto", "inline", "parallel"] = "auto"
-    """One process per peer, or all in one, with the same numbers. ``auto``: see ``ftis.run.processes``."""
+    """One process per peer, or all in one, with the same numbers. ``auto``: see ``ftis.experiment.processes``."""
     offload: Literal["auto", "always", "never"] = "auto"
     """Keep weights and moments of a peer that waits for its turn in main memory. ``auto``: if peers share a GPU."""
     threads: Annotated[int, Field(ge=0)] = 0

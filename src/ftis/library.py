@@ -21,7 +21,13 @@ from ftis.check.plan import plan, to_join
 from ftis.check.preflight import Sounding
 from ftis.check.preflight import preflight as sound_peers
 from ftis.config import Recipe, RecipeError
+from ftis.experiment.runs import run
+from ftis.experiment.workers import Stop, interrupts
+from ftis.joining.join import join as join_swarm
+from ftis.joining.join import ready
 from ftis.objectives import Objective
+from ftis.preparing.checks import check, check_to_train
+from ftis.preparing.prompting import require_fit
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import give
 from ftis.recipe.parsing import dotted, parse, set_key, split_override, with_arm
@@ -32,12 +38,6 @@ from ftis.records.reading import read_run
 from ftis.rewards.answers import require_rewardable
 from ftis.run.assembly import examine
 from ftis.run.evaluate import EvalSamples, Evaluation, Exam
-from ftis.run.join import join as join_swarm
-from ftis.run.join import ready
-from ftis.run.prepare import check, check_to_train
-from ftis.run.prompting import require_fit
-from ftis.run.runs import run
-from ftis.run.workers import Stop, interrupts
 from ftis.seams import GIVEN
 from ftis.view.progress import Display
 

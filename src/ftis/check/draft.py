@@ -18,15 +18,15 @@ from ftis.config import RecipeError, TaskConfig, nearest
 from ftis.engines.devices import device_kind
 from ftis.engines.machine import nearest_existing
 from ftis.engines.models import load_tokenizer
+from ftis.experiment.processes import parameters_of
 from ftis.models import starters
 from ftis.policy import resolve_device
+from ftis.preparing.checks import check
+from ftis.preparing.exchange import vocabulary
 from ftis.prompts import AnswerKind, Task
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load, parse
 from ftis.rewards.numbers import read_number
-from ftis.run.exchange import vocabulary
-from ftis.run.prepare import check
-from ftis.run.processes import parameters_of
 from ftis.tasks.jsonl import files
 from ftis.tasks.problems import asks, load_task
 from ftis.tasks.reading import jsonl_rows

@@ -21,10 +21,7 @@ from ftis.engines.machine import available_bytes, nearest_existing, resident_byt
 from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
 from ftis.engines.offload import BANDWIDTH, bandwidth
 from ftis.engines.rows import shared_beginning
-from ftis.models import starters
-from ftis.policy import resolve_device
-from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
-from ftis.run.processes import (
+from ftis.experiment.processes import (
     LIKELY_LENGTH,
     LIKELY_SIGNAL,
     SMALL,
@@ -34,6 +31,9 @@ from ftis.run.processes import (
     runs_in_parallel,
     shared_bases,
 )
+from ftis.models import starters
+from ftis.policy import resolve_device
+from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
@@ -63,7 +63,7 @@ def estimate(arms: Sequence[Arm]) -> list[str]:
     an upper bound too.
 
     Args:
-        arms: of :func:`ftis.run.prepare.check`.
+        arms: of :func:`ftis.preparing.checks.check`.
     """
     lines: list[str] = []
     largest = _largest(arms, lines)

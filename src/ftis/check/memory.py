@@ -30,11 +30,11 @@ from ftis.engines.slots import (
     prompts_prefilled,
     row_bytes,
 )
+from ftis.experiment.processes import LIKELY_LENGTH, LIKELY_SIGNAL
 from ftis.objectives import resolve
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints
 from ftis.run.evaluate import EVAL_BATCH
-from ftis.run.processes import LIKELY_LENGTH, LIKELY_SIGNAL
 
 FLOAT = 4
 VOCABULARY = 512

@@ -9,15 +9,15 @@ from statistics import fmean
 from ftis.check.estimate import disk_of, too_much_for
 from ftis.check.formatting import counted, in_bytes, in_time
 from ftis.config import FtisError, PeerConfig, Recipe
+from ftis.directory.provenance import agreed_modules
+from ftis.experiment.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
+from ftis.experiment.seeds import SwarmJob
+from ftis.joining.join import Ready
+from ftis.preparing.checks import Checked
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
 from ftis.recipe.own_code import staying
 from ftis.rewards.scoring import CountError, is_built_in, load_scorer
-from ftis.run.experiments import SwarmJob
-from ftis.run.join import Ready
-from ftis.run.prepare import Checked
-from ftis.run.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
-from ftis.run.provenance import agreed_modules
 from ftis.swarm.facts import MODULES
 from ftis.swarm.session import ways_in
 
@@ -32,8 +32,9 @@ LOW_FOR_FULL, LARGE = 2e-6, 1e9
 HIGH_FOR_FULL = 1e-4
 """A learning rate above which the full training of a pretrained model breaks it."""
 LOW_FOR_TINY, HIGH_FOR_TINY = 2e-5, 2.5e-3
-"""The same of models below :data:`ftis.run.processes.SMALL`: on sums modulo 10 a starter of 88,000 parameters learned
-at 3e-3, and one of 206,000 fell from .32 to .15 in six rounds; at 1e-2 both earned nothing from the third round on."""
+"""The same of models below :data:`ftis.experiment.processes.SMALL`: on sums modulo 10 a starter of 88,000 parameters
+learned at 3e-3, and one of 206,000 fell from .32 to .15 in six rounds; at 1e-2 both earned nothing from the third round
+on."""
 TINY_LORA = 10
 """The factor by which such a model's adapter takes a higher rate than a pretrained one's: starters learned at 3e-3."""
 TRIED = 2e8

@@ -23,9 +23,11 @@ from ftis.check.plan import remarks
 from ftis.config import Recipe
 from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores, with_threads
+from ftis.experiment.workers import Job, Stop, run_jobs
 from ftis.measures import RoundExchange, Stopwatch, has_ended
 from ftis.objectives import Objective
 from ftis.peer import Peer
+from ftis.preparing.checks import Checked
 from ftis.prompts import Task
 from ftis.recipe.arms import rollouts_per_round, threads_of
 from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
@@ -35,8 +37,6 @@ from ftis.rewards.parts import graded_in
 from ftis.rewards.scoring import RewardError, is_graded, kind_of_answers, load_scorer
 from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.run.assembly import assemble
-from ftis.run.prepare import Checked
-from ftis.run.workers import Job, Stop, run_jobs
 from ftis.schedule import assigned
 
 SHOWN = 3

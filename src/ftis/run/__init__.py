@@ -1,1 +1,1 @@
-"""Runs: a peer is assembled, trained, saved and resumed; arms, seeds and processes."""
+"""One peer from its recipe: assembled, trained, evaluated, saved, exported; the turns of peers on one machine."""

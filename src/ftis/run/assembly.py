@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from ftis.config import PeerConfig, Recipe, SamplingConfig
-from ftis.engines import vllm
 from ftis.engines.models import reference_of
-from ftis.engines.samplers import check_stop, open_sampler, opener
+from ftis.engines.samplers import check_stop, open_sampler
 from ftis.environments.play import player_of
 from ftis.member import Cursor
 from ftis.models import starters
@@ -22,7 +21,6 @@ from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.recipe.own_code import staying
-from ftis.records.trackers import package
 from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
@@ -32,33 +30,11 @@ from ftis.run.membership import end_tokens_of, member_of
 from ftis.run.training import Trainer
 from ftis.sampling import Decoding
 from ftis.schedule import seed_of
-from ftis.seams import TRACKERS, look_up
+from ftis.seams import look_up
 from ftis.selection import selections_of
 from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
 from ftis.tasks.splitting import subset
-
-
-def check_names(recipe: Recipe) -> None:
-    """Look up every dotted path of the recipe, so that a mistake shows before anything is loaded.
-
-    Raises:
-        RecipeError: a name leads nowhere or to an object of the wrong kind, or a tracker is not installed.
-        SamplerError: vLLM is not installed.
-    """
-    objective = resolve(recipe.objective)
-    for peer in recipe.peers:
-        checkpoint.states_of(selections_of(recipe, peer.name, objective))
-        if peer.attack:
-            look_up(peer.attack, f"peers.{peer.name}.attack")
-    if recipe.sampling.sampler != "auto" or recipe.sampling.options:
-        opener(recipe.sampling.sampler, recipe.sampling.options)
-    if recipe.sampling.sampler == "vllm":
-        vllm.require_installed(recipe.sampling.options)
-    for tracker in recipe.report_to:
-        look_up(tracker, "report_to", TRACKERS)
-        if tracker in TRACKERS:
-            package(tracker)
 
 
 def assemble(

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from ftis.config import FtisError, Recipe, RecipeError
 from ftis.environments.play import Player
+from ftis.joining.network import credentials, identity_directory, in_network
 from ftis.member import Cursor, Member
 from ftis.objectives import resolve
 from ftis.prompts import Task
@@ -33,7 +34,6 @@ from ftis.records.writing import EventLog
 from ftis.rollouts import Ints, Prompt
 from ftis.run import checkpoint
 from ftis.run.membership import end_tokens_of, member_of
-from ftis.run.network import credentials, identity_directory, in_network
 from ftis.selection import selections_of
 from ftis.trl.policy import HostPolicy
 from ftis.trl.swarm import Link, Swarm

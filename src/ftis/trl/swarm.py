@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from ftis.admission import Collected
 from ftis.config import Recipe
+from ftis.joining.join import choose_arm
 from ftis.member import Outgoing
 from ftis.recipe.arms import arms_of
 from ftis.recipe.own_code import give
 from ftis.recipe.parsing import load, network_settings, parse, set_key
-from ftis.run.join import choose_arm
 from ftis.swarm.identity import read_roster
 from ftis.trl.options import SAMPLING, OptionError, steps_per_round
 

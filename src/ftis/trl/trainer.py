@@ -30,6 +30,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 
 from ftis.config import FtisError, Recipe
+from ftis.directory.claiming import claim, peer_lock
 from ftis.engines.agreement import require_agreement, trial
 from ftis.environments.play import Player, player_of
 from ftis.learning import Update
@@ -44,7 +45,6 @@ from ftis.records.writing import Records
 from ftis.rollouts import Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
 from ftis.run import accusations
 from ftis.run.assembly import longest_row
-from ftis.run.claiming import claim, peer_lock
 from ftis.schedule import seed_of
 from ftis.selection import Chosen
 from ftis.tasks.problems import load_task

@@ -19,10 +19,10 @@ from ftis.check.plan import rate_advice
 from ftis.check.preflight import Sounding
 from ftis.config import Recipe, cut
 from ftis.engines.machine import cores
+from ftis.experiment.processes import runs_in_parallel
 from ftis.prompts import AnswerKind
 from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
-from ftis.run.processes import runs_in_parallel
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, headlines
 from ftis.view.sections import Cell, RowGroup, Table, on_terminal

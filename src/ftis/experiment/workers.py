@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftis.run.together import Turns
 
 POLL_SECONDS = 0.2
-PRELOADED = "ftis.run.experiments"
+PRELOADED = "ftis.experiment.seeds"
 """Imported once in the server that the processes are forked from, and torch with it, instead of once per process."""
 
 

@@ -2,7 +2,7 @@
 
     <output_dir>/<name>/
         experiment.json               recipe, seeds, versions and machine
-        <name>-seed<seed>/            a run each (runs.py)
+        <name>-seed<seed>/            a run each, see :mod:`ftis.experiment.runs`
 
 A job is one swarm of one arm under one seed: a peer that trains alone is a job of its own. Its peers take turns on one
 thread. The longest jobs begin first, so that no long one is left over at the end.
@@ -15,15 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftis.config import FtisError, Recipe
+from ftis.directory.claiming import claim
+from ftis.directory.provenance import provenance
+from ftis.directory.resuming import is_finished, resume_step
+from ftis.experiment.processes import guess_seconds, known_parameters
+from ftis.experiment.runs import run
+from ftis.experiment.workers import Job, Stop, run_jobs
+from ftis.preparing.checks import Checked, check_to_train
 from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory, run_directory
 from ftis.records.events import JobEnded, JobsKnown, Say, placed, unheard
 from ftis.records.plan import experiment_before, write_experiment
-from ftis.run.claiming import claim
-from ftis.run.prepare import Checked, check_to_train
-from ftis.run.processes import guess_seconds, known_parameters
-from ftis.run.provenance import provenance
-from ftis.run.runs import is_finished, resume_step, run
-from ftis.run.workers import Job, Stop, run_jobs
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def run_experiment(
 
     Args:
         jobs: how many run at a time; :func:`ftis.check.estimate.fitting_jobs` finds how many memory allows.
-        checked: of :func:`ftis.run.prepare.check`, if the caller has called it.
+        checked: of :func:`ftis.preparing.checks.check`, if the caller has called it.
 
     Raises:
         RunError: a job failed, or the directory holds an experiment of another recipe.

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe, excerpt
+from ftis.directory.provenance import provenance
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, RunError, arms_of
 from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps, timestamp
 from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, recipe_text, write_run
-from ftis.run.provenance import provenance
 
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
 """The parts that may differ for an arm that was added later, and for rounds after a resume."""

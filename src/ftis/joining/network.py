@@ -11,12 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, TaskConfig
+from ftis.directory.provenance import agreed_modules
 from ftis.environments.play import Player
 from ftis.member import Member
 from ftis.records.events import NetworkEvent
 from ftis.records.files import write_whole
 from ftis.records.writing import EventLog
-from ftis.run.provenance import agreed_modules
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
 from ftis.swarm.link import NetworkExchange

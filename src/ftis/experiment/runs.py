@@ -23,30 +23,19 @@ import torch
 
 from ftis.admission import Collected
 from ftis.config import PeerConfig, Recipe
-from ftis.engines.machine import cores, return_freed_memory, with_threads
-from ftis.engines.offload import Offload
-from ftis.member import Outgoing
-from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
-from ftis.recipe.own_code import error_of_own_code
-from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
-from ftis.records.files import checkpoint_path, locked, saved_steps
-from ftis.records.reading import PeerRun
-from ftis.records.trackers import open_trackers
-from ftis.records.writing import Records
-from ftis.run import checkpoint
-from ftis.run.assembly import assemble
-from ftis.run.claiming import (
+from ftis.directory.claiming import (
     LOCK_SECONDS,
     claim,
     delete_run,
-    longest_unsaved,
     may_claim,
     peer_lock,
     require_free,
     swarm_locks,
 )
-from ftis.run.prepare import Checked, check_to_train
-from ftis.run.processes import (
+from ftis.directory.resuming import has_finished, is_finished, repeats, require_checkpoint, resume_step
+from ftis.engines.machine import cores, return_freed_memory, with_threads
+from ftis.engines.offload import Offload
+from ftis.experiment.processes import (
     SMALL,
     computing_at_a_time,
     frozen_base,
@@ -55,9 +44,19 @@ from ftis.run.processes import (
     runs_in_parallel,
     shared_bases,
 )
+from ftis.experiment.workers import Job, Stop, interrupts, run_jobs
+from ftis.member import Outgoing
+from ftis.preparing.checks import Checked, check_to_train
+from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
+from ftis.recipe.own_code import error_of_own_code
+from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
+from ftis.records.files import checkpoint_path, locked, saved_steps
+from ftis.records.trackers import open_trackers
+from ftis.records.writing import Records
+from ftis.run import checkpoint
+from ftis.run.assembly import assemble
 from ftis.run.together import Rounds, Turns, in_turns
 from ftis.run.training import Trainer
-from ftis.run.workers import Job, Stop, interrupts, run_jobs
 
 LOCK_PATIENCE = 1.0
 """Seconds for which a lock is tried: a command that is refused may hold it for a moment."""
@@ -82,7 +81,7 @@ class PeerJob:
 
     @property
     def finished(self) -> bool:
-        return _has_finished(self.directory, self.recipe)
+        return has_finished(self.directory, self.recipe)
 
 
 def run(
@@ -99,7 +98,7 @@ def run(
     """Run all arms of a recipe (or only those named). Returns False if it was stopped before the end.
 
     Args:
-        checked: of :func:`ftis.run.prepare.check`, if the caller has called it; its arms are run.
+        checked: of :func:`ftis.preparing.checks.check`, if the caller has called it; its arms are run.
         peer: run only the swarm that this peer is in. Swarms of one arm can be run side by side.
         overwrite: delete an earlier run in the same directory, once this one has been found to be sound.
         stop: set by somebody else to end the run after the rounds its peers are in; Ctrl-C sets it too.
@@ -148,7 +147,7 @@ def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
     unfinished = [(swarm, resume_step(place, swarm)) for swarm in arm.swarms if not is_finished(place, swarm)]
     for swarm, step in unfinished:
         if not step:
-            _check_nothing_is_lost(place, swarm)
+            require_checkpoint(place, swarm)
         if again := repeats(place, swarm, step):
             say(Planned((again,)))
     if not unfinished:
@@ -179,16 +178,6 @@ def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
         if not all(job.finished for job in jobs):
             return False
     return True
-
-
-def is_finished(directory: Path, swarm: Recipe) -> bool:
-    """Whether each peer of a swarm, whose arm's directory this is, has its last round's checkpoint and evaluations."""
-    return all(_has_finished(directory / peer.name, swarm) for peer in swarm.peers)
-
-
-def _has_finished(directory: Path, recipe: Recipe) -> bool:
-    rounds = recipe.training.rounds
-    return rounds in saved_steps(directory) and len(PeerRun(directory).evaluated(rounds)) > len(recipe.ood)
 
 
 def open_peer(job: PeerJob) -> Trainer:
@@ -274,44 +263,6 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
                     if large:  # an update is to take the place that sampling freed
                         return_freed_memory()
                     reply = ask(outgoing)
-
-
-def resume_step(directory: Path, swarm: Recipe) -> int:
-    """The newest step that every peer of a swarm, in its arm's directory, can go on from; 0 is the beginning."""
-    common = set.intersection(*(set(saved_steps(directory / peer.name)) for peer in swarm.peers))
-    return max(common, default=0)
-
-
-def _check_nothing_is_lost(directory: Path, swarm: Recipe) -> None:
-    """Refuse to start a swarm anew over records from after a first checkpoint. Somebody deleted the checkpoints."""
-    first = longest_unsaved(directory.parent, directory.name, swarm.training.save_every)
-    for peer in swarm.peers:
-        path = directory / peer.name
-        finished = PeerRun.read(path).step
-        if finished > first and not saved_steps(path):
-            raise RunError(
-                f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "
-                f"records be lost: put the checkpoint back, move the records of the whole swarm elsewhere, or start "
-                f"the run again with --overwrite"
-            )
-
-
-def repeats(directory: Path, swarm: Recipe, step: int) -> str:
-    """A line on rounds that a swarm trains again, since its checkpoint is older than its records; "" if there are none.
-
-    Args:
-        directory: of the arm in a run.
-        step: the finished rounds that it goes on from.
-    """
-    names = [peer.name for peer in swarm.peers]
-    rounds = max(PeerRun.read(directory / name).step for name in names)
-    if rounds <= step:
-        return ""
-    which = f"round {rounds}" if rounds == step + 1 else f"rounds {step + 1} to {rounds}"
-    newest = f"the newest checkpoint{' of all' * (len(names) > 1)} is of round {step}"
-    every = swarm.training.save_every
-    why = f" (training.save_every = {every})" if step % every == 0 else ""  # the no-regret guard saves in between
-    return f"{', '.join(names)}: {which} again, since {newest if step else 'there is no checkpoint yet'}{why}"
 
 
 def _on_device(recipe: Recipe, peer: PeerConfig, index: int) -> Recipe:

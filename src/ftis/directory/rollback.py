@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe
+from ftis.directory.claiming import note_rollback, peer_lock, swarm_lock
 from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import RunError, arms_of
 from ftis.records.files import EVALUATIONS, METRICS, checkpoint_path, locked, saved_steps
@@ -25,7 +26,6 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
 from ftis.run import accusations, checkpoint
 from ftis.run.accusations import Accusation
-from ftis.run.claiming import note_rollback, peer_lock, swarm_lock
 
 DERIVED = (SUMMARY, RESULTS, CURVES, REPORT, "scaling.json")
 """Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""

@@ -7,19 +7,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftis.config import Recipe, RewardConfig, TaskConfig
+from ftis.engines import vllm
 from ftis.engines.models import require_precision, require_trainable
+from ftis.engines.samplers import opener
 from ftis.environments.contract import open_environment
 from ftis.models import starters
+from ftis.objectives import resolve
+from ftis.preparing.exchange import vocabulary, with_exchange
+from ftis.preparing.prompting import look_at_prompts
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, RunError, run_directory
 from ftis.recipe.own_code import staying
+from ftis.records.trackers import package
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.scoring import RewardError, is_built_in, kind_of_answers, load_scorer, parts_of, require_columns
-from ftis.run.assembly import check_names
-from ftis.run.exchange import vocabulary, with_exchange
-from ftis.run.prompting import look_at_prompts
+from ftis.run import checkpoint
 from ftis.schedule import assigned
-from ftis.seams import ENVIRONMENTS, look_up
+from ftis.seams import ENVIRONMENTS, TRACKERS, look_up
+from ftis.selection import selections_of
 from ftis.tasks.problems import load_task, require_unseen
 
 OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules"}
@@ -52,7 +57,7 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
     for arm in arms:
         _check_place(run_directory(arm.recipe))
         with staying():
-            check_names(arm.recipe)
+            _check_names(arm.recipe)
         for peer in arm.recipe.peers:
             require_precision(peer)
             vocabulary(peer.model, arm.recipe.sampling.end_tokens)
@@ -82,6 +87,28 @@ def check_to_train(arms: list[Arm], prompts: bool = True) -> Checked:
     if any(swarm.training.share == "speed" and len(swarm.peers) > 1 for arm in arms for swarm in arm.swarms):
         raise RunError('training.share = "speed" is for ftis join: here, set training.share = "equal"')
     return check(arms, prompts)
+
+
+def _check_names(recipe: Recipe) -> None:
+    """Look up every dotted path of the recipe, so that a mistake shows before anything is loaded.
+
+    Raises:
+        RecipeError: a name leads nowhere or to an object of the wrong kind, or a tracker is not installed.
+        SamplerError: vLLM is not installed.
+    """
+    objective = resolve(recipe.objective)
+    for peer in recipe.peers:
+        checkpoint.states_of(selections_of(recipe, peer.name, objective))
+        if peer.attack:
+            look_up(peer.attack, f"peers.{peer.name}.attack")
+    if recipe.sampling.sampler != "auto" or recipe.sampling.options:
+        opener(recipe.sampling.sampler, recipe.sampling.options)
+    if recipe.sampling.sampler == "vllm":
+        vllm.require_installed(recipe.sampling.options)
+    for tracker in recipe.report_to:
+        look_up(tracker, "report_to", TRACKERS)
+        if tracker in TRACKERS:
+            package(tracker)
 
 
 def _of_environment(config: TaskConfig) -> list[str]:

@@ -24,7 +24,11 @@ import torch
 
 from ftis.admission import Collected
 from ftis.config import ArmConfig, Recipe, RecipeError
+from ftis.directory.claiming import claim, delete_run, may_claim, require_free, swarm_lock
+from ftis.directory.resuming import repeats
 from ftis.engines.machine import cores, in_background
+from ftis.joining.network import credentials, identity_directory, in_network
+from ftis.preparing.checks import Checked, check
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
 from ftis.records.files import locked, saved_steps
@@ -33,10 +37,6 @@ from ftis.records.trackers import open_trackers
 from ftis.records.writing import EventLog, Records
 from ftis.run import accusations
 from ftis.run.assembly import assemble
-from ftis.run.claiming import claim, delete_run, may_claim, require_free, swarm_lock
-from ftis.run.network import credentials, identity_directory, in_network
-from ftis.run.prepare import Checked, check
-from ftis.run.runs import repeats
 from ftis.run.together import go_on
 from ftis.swarm.session import check_endpoints
 

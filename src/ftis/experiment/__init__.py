@@ -1,0 +1,1 @@
+"""Experiments: arms, seeds and processes on one machine."""

@@ -1,0 +1,1 @@
+"""Joining: one peer of a swarm, over the network."""
