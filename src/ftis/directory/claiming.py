@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe, excerpt
-from ftis.directory.provenance import provenance
+from ftis.directory.provenance import LOCK, LOCK_SECONDS, beginning, check_problems, note_continuation, provenance
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, RunError, arms_of
-from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps, timestamp
-from ftis.records.plan import PROVENANCE, RECIPE, provenances, read_plan, read_provenance, recipe_text, write_run
-
-OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
-"""The parts that may differ for an arm that was added later, and for rounds after a resume."""
+from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps
+from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, write_run
 
 FREE_ON_RESUME = (
     *("output_dir", "processes", "offload", "report_to", "experiment", "network", "honesty", "peers.*.cuda_graphs"),
@@ -33,9 +28,6 @@ BEGUN = (f"*/*/{EVALUATIONS}", METRICS)
 NOTED = ("training.", "honesty.", "experiment.")
 """Beginnings of the keys on which a run's decisions and pages depend. Their changes are recorded, and the run's recipe
 is written again."""
-
-LOCK, LOCK_SECONDS = ".lock", 30.0
-"""The file that a process holds while it writes a run's documents, and the seconds for which others wait."""
 
 Differences = dict[str, tuple[Any, Any]]
 """The dotted keys at which two recipes differ, with both values."""
@@ -73,7 +65,7 @@ def claim(
     differences = may_claim(directory, resume, recipe, tasks=tasks)
     if differences is None:
         directory.mkdir(parents=True, exist_ok=True)
-        about = {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
+        about = beginning(recipe, tasks, joined)
         with locked(directory / LOCK, patience=LOCK_SECONDS), contextlib.ExitStack() as locks:
             if (directory / RECIPE).exists():
                 same = (directory / RECIPE).read_text(encoding="utf-8") == recipe_text(recipe)
@@ -90,7 +82,7 @@ def claim(
     (added, changed), now = differences, provenance(recipe)
     # A process that trains there has the earlier arms and values.
     with _unused(directory, held) if added or changed else contextlib.nullcontext():
-        others = _note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
+        others = note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
     longer = f"; {_shown(changed)}" if changed else ""
     since = f"; changed since: {', '.join(others)} (see {PROVENANCE})" if others else ""
     return f"goes on in {directory}{longer}{since}"
@@ -127,7 +119,7 @@ def may_claim(
         )
     differences = _require_same_recipe(directory, recipe)
     _check_rounds(directory, recipe, back_to, only)
-    _check_problems(directory, tasks)
+    check_problems(directory, tasks)
     return differences
 
 
@@ -142,22 +134,6 @@ def _check_rounds(directory: Path, recipe: Recipe, back_to: int | None, only: Se
                 f"training.rounds = {rounds}, but arm {arm.name} in {directory} has finished {finished} rounds: give "
                 f"at least {finished}, or go back first by --resume {rounds}"
             )
-
-
-def _problems(tasks: Iterable[Task]) -> list[str]:
-    """The sha256 of each task's questions and answers, those to validate with among them."""
-    pairs = ([task.digest, *([p.question, p.answer] for p in task.validation)] for task in tasks)
-    return [hashlib.sha256(json.dumps(of_one).encode()).hexdigest() for of_one in pairs]
-
-
-def _check_problems(directory: Path, tasks: Sequence[Task]) -> None:
-    """Refuse to go on with other problems than a run began with, for example after an edit of a file."""
-    began = read_provenance(directory).get("problems", ())
-    if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
-        raise RunError(
-            f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
-            f"file or the code that they come from, or start anew with --overwrite or another name"
-        )
 
 
 def delete_run(directory: Path) -> None:
@@ -205,49 +181,6 @@ def _unused(directory: Path, held: Collection[Path] = ()) -> contextlib.Abstract
     """
     locks = {*directory.glob(f"*/{LOCK}*")}.difference(held)
     return locked(*locks, remedy="wait for it, stop it, or take another name or output_dir")
-
-
-def _note_continuation(
-    directory: Path,
-    recipe: Recipe,
-    now: Mapping[str, Any],
-    added: Sequence[str],
-    changed: Differences,
-) -> list[str]:
-    """Add an entry to the run's ``continued`` if it goes on with more arms or rounds, other code or another machine.
-
-    Returns:
-        the parts that differ from the last time.
-    """
-    with locked(directory / LOCK, patience=LOCK_SECONDS):
-        known, before = read_provenance(directory), provenances(directory)
-        seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
-        if added or changed or not seen:
-            more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
-            entry = {**{key: now[key] for key in OF_ITS_TIME}, **more}
-            objectives = {**now["objectives"], **known["objectives"]}
-            document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
-            write_run(directory, document, recipe if added or changed else None)
-        return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
-
-
-def longest_unsaved(directory: Path, arm: str, save_every: int) -> int:
-    """The most rounds that an arm of a run has had between two checkpoints: ``save_every``, or a number before it."""
-    keys = ("training.save_every", f"arms.{arm}.set.training.save_every")
-    changes = [later.get("changed", {}) for later in provenances(directory)]
-    before = [n for change in changes for key in keys for n in change.get(key, ()) if isinstance(n, int)]
-    return max([save_every, *before])
-
-
-def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append ``entry`` to the run's ``rollbacks``: its numbers do not follow from its recipe alone any more.
-
-    Raises:
-        RecordsError: the provenance is damaged.
-    """
-    with locked(directory / LOCK, patience=LOCK_SECONDS):
-        known = read_provenance(directory)
-        write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": timestamp(), **entry}]})
 
 
 def _require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], Differences]:

@@ -1,4 +1,4 @@
-"""A run's provenance: everything beside the recipe on which its numbers depend.
+"""A run's provenance: everything beside the recipe on which its numbers depend, and its changes as the run goes on.
 
 provenance.json stands beside recipe.json in a run directory: when the run was started, seed, commit, starters, the
 objectives' numbers, digests of problems and of modules of one's own, versions, machine. (A *manifest* is something
@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,16 @@ from ftis.config import Recipe, TaskConfig
 from ftis.engines.machine import cores
 from ftis.models import starters
 from ftis.objectives import resolve
-from ftis.recipe.arms import arms_of
-from ftis.records.files import timestamp
+from ftis.prompts import Task
+from ftis.recipe.arms import RunError, arms_of
+from ftis.records.files import locked, timestamp
+from ftis.records.plan import provenances, read_provenance, write_run
 from ftis.version import VERSION, commit
+
+LOCK, LOCK_SECONDS = ".lock", 30.0
+"""The file that a process holds while it writes a run's documents, and the seconds for which others wait."""
+OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
+"""The parts that may differ for an arm that was added later, and for rounds after a resume."""
 
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
@@ -54,6 +62,11 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
     }
+
+
+def beginning(recipe: Recipe, tasks: Iterable[Task], joined: str | None) -> dict[str, Any]:
+    """The provenance with which a run's directory begins; ``joined`` is the one peer that trains there."""
+    return {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
 
 
 def _numbers(recipe: Recipe) -> dict[str, Any]:
@@ -97,3 +110,62 @@ def _digests(named: Iterable[str]) -> dict[str, str]:
             if found is not None and found.origin is not None and Path(found.origin).is_file():
                 digests[module] = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
     return digests
+
+
+def _problems(tasks: Iterable[Task]) -> list[str]:
+    """The sha256 of each task's questions and answers, those to validate with among them."""
+    pairs = ([task.digest, *([p.question, p.answer] for p in task.validation)] for task in tasks)
+    return [hashlib.sha256(json.dumps(of_one).encode()).hexdigest() for of_one in pairs]
+
+
+def check_problems(directory: Path, tasks: Sequence[Task]) -> None:
+    """Refuse to go on with other problems than a run began with, for example after an edit of a file."""
+    began = read_provenance(directory).get("problems", ())
+    if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
+        raise RunError(
+            f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
+            f"file or the code that they come from, or start anew with --overwrite or another name"
+        )
+
+
+def note_continuation(
+    directory: Path,
+    recipe: Recipe,
+    now: Mapping[str, Any],
+    added: Sequence[str],
+    changed: Mapping[str, tuple[Any, Any]],
+) -> list[str]:
+    """Add an entry to the run's ``continued`` if it goes on with more arms or rounds, other code or another machine.
+
+    Returns:
+        the parts that differ from the last time.
+    """
+    with locked(directory / LOCK, patience=LOCK_SECONDS):
+        known, before = read_provenance(directory), provenances(directory)
+        seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
+        if added or changed or not seen:
+            more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
+            entry = {**{key: now[key] for key in OF_ITS_TIME}, **more}
+            objectives = {**now["objectives"], **known["objectives"]}
+            document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
+            write_run(directory, document, recipe if added or changed else None)
+        return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
+
+
+def longest_unsaved(directory: Path, arm: str, save_every: int) -> int:
+    """The most rounds that an arm of a run has had between two checkpoints: ``save_every``, or a number before it."""
+    keys = ("training.save_every", f"arms.{arm}.set.training.save_every")
+    changes = [later.get("changed", {}) for later in provenances(directory)]
+    before = [n for change in changes for key in keys for n in change.get(key, ()) if isinstance(n, int)]
+    return max([save_every, *before])
+
+
+def note_rollback(directory: Path, entry: Mapping[str, Any]) -> None:
+    """Append ``entry`` to the run's ``rollbacks``: its numbers do not follow from its recipe alone any more.
+
+    Raises:
+        RecordsError: the provenance is damaged.
+    """
+    with locked(directory / LOCK, patience=LOCK_SECONDS):
+        known = read_provenance(directory)
+        write_run(directory, {**known, "rollbacks": [*known.get("rollbacks", ()), {"time": timestamp(), **entry}]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ftis.config import Recipe
-from ftis.directory.claiming import longest_unsaved
+from ftis.directory.provenance import longest_unsaved
 from ftis.recipe.arms import RunError
 from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun

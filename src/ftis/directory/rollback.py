@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe
-from ftis.directory.claiming import note_rollback, peer_lock, swarm_lock
+from ftis.directory.claiming import peer_lock, swarm_lock
+from ftis.directory.provenance import note_rollback
 from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import RunError, arms_of
 from ftis.records.files import EVALUATIONS, METRICS, checkpoint_path, locked, saved_steps

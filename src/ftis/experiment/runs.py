@@ -23,15 +23,8 @@ import torch
 
 from ftis.admission import Collected
 from ftis.config import PeerConfig, Recipe
-from ftis.directory.claiming import (
-    LOCK_SECONDS,
-    claim,
-    delete_run,
-    may_claim,
-    peer_lock,
-    require_free,
-    swarm_locks,
-)
+from ftis.directory.claiming import claim, delete_run, may_claim, peer_lock, require_free, swarm_locks
+from ftis.directory.provenance import LOCK_SECONDS
 from ftis.directory.resuming import has_finished, is_finished, repeats, require_checkpoint, resume_step
 from ftis.engines.machine import cores, return_freed_memory, with_threads
 from ftis.engines.offload import Offload
