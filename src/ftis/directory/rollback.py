@@ -179,7 +179,7 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
     of_last = records.rounds[-1].by_peer if records.rounds else {}
     evidence = {
         sender: {key: value for key, value in of_last[sender].items() if key.startswith("honesty/")}
-        for sender in accusations.in_round(of_last)
+        for sender in HonestyTest.found_by(of_last)
     }
     return Undone(
         arm=swarm.directory.name,
@@ -194,7 +194,7 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
 
 def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) -> dict[str, Accusation]:
     """The senders that a peer's records, kept accusations or newest checkpoint accuse; the last has token ids too."""
-    accused = accusations.in_round(evidence) | accusations.read(directory, math.inf)
+    accused = HonestyTest.found_by(evidence) | accusations.read(directory, math.inf)
     if newest:
         accused |= HonestyTest.found_in(checkpoint.selections(directory, newest).get("honesty", {}))
     return accused

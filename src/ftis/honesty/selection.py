@@ -294,6 +294,13 @@ class HonestyTest(Selection):
         senders, keys = state.get("senders", {}), ("found", "found_after", "passages")
         return {name: {key: of[key] for key in keys} for name, of in senders.items() if of["found"] is not None}
 
+    @staticmethod
+    def found_by(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The same from one round's measures :meth:`about` each peer. Their passages are text, and left out."""
+        round, after = "honesty/found_in_round", "honesty/found_after_tokens"
+        found = {name: of for name, of in measures.items() if round in of}
+        return {name: {"found": of[round] - 1, "found_after": of[after], "passages": []} for name, of in found.items()}
+
     def restore(self, state: Mapping[str, Any]) -> None:
         self.together = Sender.of(state["together"])
         self.senders = {name: Sender.of(saved) for name, saved in state["senders"].items()}

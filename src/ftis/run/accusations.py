@@ -27,23 +27,10 @@ def path_of(peer: Path) -> Path:
     return peer.with_name(f"{peer.name}.accused.json")
 
 
-def in_round(by_source: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation]:
-    """The accusations in one round's measures about each peer, by sender. Their passages are text, not token ids."""
-    return {
-        sender: {
-            "found": measures["honesty/found_in_round"] - 1,
-            "found_after": measures["honesty/found_after_tokens"],
-            "passages": [],
-        }
-        for sender, measures in by_source.items()
-        if "honesty/found_in_round" in measures
-    }
-
-
 def keep_undone(peer: Path, step: int) -> None:
     """Keep the recorded accusations of rounds after ``step``, the step from which a killed peer goes on."""
     rounds = PeerRun.read(peer).rounds
-    accused = in_round(rounds[-1].by_peer) if rounds else {}
+    accused = HonestyTest.found_by(rounds[-1].by_peer) if rounds else {}
     undone = {sender: accusation for sender, accusation in accused.items() if accusation["found"] >= step}
     if undone:
         write(peer, step, undone | read(peer, inf))  # those kept before may have token ids
