@@ -25,6 +25,7 @@ from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, sa
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import RECIPE, Plan, provenances, read_plan
 from ftis.records.rollouts import read_rollouts, recorded_rounds, rollouts_path
+from ftis.records.writing import answers_path
 
 VALIDATION = "validation"
 
@@ -249,7 +250,7 @@ class PeerRun:
 
     def last_answers(self, split: str) -> list[dict[str, Any]]:
         """The last evaluation's answers, problem by problem; none if they were deleted."""
-        return Lines(self.directory / "evaluations" / f"{split}-{self.on(split)[-1].step}.jsonl", any_row).whole()
+        return Lines(answers_path(self.directory, split, self.on(split)[-1].step), any_row).whole()
 
     @property
     def last_recorded(self) -> int | None:

@@ -65,7 +65,7 @@ class Records:
 
     def evaluation(self, summary: Mapping[str, Any], problems: Iterable[Mapping[str, Any]]) -> None:
         """Append one split's evaluation and write its problems."""
-        write_jsonl(self.directory / "evaluations" / f"{summary['split']}-{summary['step']}.jsonl", problems)
+        write_jsonl(answers_path(self.directory, summary["split"], summary["step"]), problems)
         append_jsonl(self.directory / EVALUATIONS, summary)
         for tracker in self.trackers:
             with named(tracker):
@@ -90,6 +90,11 @@ class EventLog:
                 append_jsonl(self.path, {"time": timestamp(), **to_json(event)})
             for say in self.listeners:
                 say(event)
+
+
+def answers_path(directory: Path, split: str, step: int) -> Path:
+    """The file of one evaluation's answers in a peer's directory."""
+    return directory / "evaluations" / f"{split}-{step}.jsonl"
 
 
 def written_after(directory: Path, step: int) -> list[Path]:
