@@ -13,12 +13,9 @@ from ftis.records.reading import PeerRun
 
 def is_finished(directory: Path, swarm: Recipe) -> bool:
     """Whether each peer of a swarm, whose arm's directory this is, has its last round's checkpoint and evaluations."""
-    return all(has_finished(directory / peer.name, swarm) for peer in swarm.peers)
-
-
-def has_finished(directory: Path, recipe: Recipe) -> bool:
-    rounds = recipe.training.rounds
-    return rounds in saved_steps(directory) and len(PeerRun(directory).evaluated(rounds)) > len(recipe.ood)
+    rounds, tasks = swarm.training.rounds, 1 + len(swarm.ood)
+    peers = [directory / peer.name for peer in swarm.peers]
+    return all(rounds in saved_steps(peer) and len(PeerRun(peer).evaluated(rounds)) >= tasks for peer in peers)
 
 
 def resume_step(directory: Path, swarm: Recipe) -> int:

@@ -25,7 +25,7 @@ from ftis.admission import Collected
 from ftis.config import PeerConfig, Recipe
 from ftis.directory.claiming import claim, delete_run, may_claim, peer_lock, require_free, swarm_locks
 from ftis.directory.provenance import LOCK_SECONDS
-from ftis.directory.resuming import has_finished, is_finished, repeats, require_checkpoint, resume_step
+from ftis.directory.resuming import is_finished, repeats, require_checkpoint, resume_step
 from ftis.engines.machine import cores, return_freed_memory, with_threads
 from ftis.engines.offload import Offload
 from ftis.experiment.processes import (
@@ -71,10 +71,6 @@ class PeerJob:
     directory: Path
     resume_step: int
     threads: int
-
-    @property
-    def finished(self) -> bool:
-        return has_finished(self.directory, self.recipe)
 
 
 def run(
@@ -168,7 +164,7 @@ def _run_arm(directory: Path, arm: Arm, say: Say, stop: Stop) -> bool:
             _run_in_processes(jobs, computing_at_a_time(arm.recipe), say, stop)
         else:
             _run_in_turns(jobs, say, stop)
-        if not all(job.finished for job in jobs):
+        if not all(is_finished(place, swarm) for swarm, _ in wave):
             return False
     return True
 
