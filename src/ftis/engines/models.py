@@ -204,22 +204,29 @@ def _why(error: Exception, source: str) -> str:
     return f"{it}, and {why}, or name the directory of a copy"
 
 
-def _place_of_base(source: str) -> str:
-    """Find the place of a model's weights. A LoRA adapter has those of its base."""
-    adapter = _adapter_config(source)
+def base_of_adapter(source: str) -> str | None:
+    """Return the base that a LoRA adapter names, None for any other model; ModelError if it names none."""
+    adapter, base = _adapter_config(source), None
     if adapter is None:
-        return source
-    base = None
+        return None
     with suppress(ValueError, KeyError, TypeError):  # it is no JSON, has no such key, or is no object
         base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
     if not isinstance(base, str):
         where = adapter if Path(source).exists() else f"{source}: {adapter.name}"
         raise ModelError(f"{where} names no base_model_name_or_path: put back the file that peft wrote")
+    return base
+
+
+def _place_of_base(source: str) -> str:
+    """Find the place of a model's weights. A LoRA adapter has those of its base."""
+    base = base_of_adapter(source)
+    if base is None:
+        return source
     if looks_local(base) and not Path(base).exists():
         where = "" if Path(base).is_absolute() else f" in {Path.cwd()}, where the command runs"
         raise ModelError(
-            f"{adapter} names {base!r} as its base, which is not there{where}: put it back, or write its whole path "
-            f"or its Hub id into that file as base_model_name_or_path"
+            f"{_adapter_config(source)} names {base!r} as its base, which is not there{where}: put it back, or write "
+            f"its whole path or its Hub id into that file as base_model_name_or_path"
         )
     return _place_of_base(base)
 

@@ -14,11 +14,11 @@ import torch
 from transformers import GenerationConfig
 
 from ftis.config import PeerConfig, Recipe, SamplingConfig, first_line
-from ftis.engines.models import generation_defaults, load_model, load_tokenizer
+from ftis.engines.models import base_of_adapter, generation_defaults, load_model, load_tokenizer
 from ftis.engines.places import looks_local
 from ftis.policy import own_ends
 from ftis.recipe.arms import RunError
-from ftis.records.files import checkpoint_path, read_json, saved_step, saved_steps, whole_directory
+from ftis.records.files import checkpoint_path, saved_step, saved_steps, whole_directory
 from ftis.records.plan import read_plan
 from ftis.records.reading import PeerRun
 from ftis.run import checkpoint
@@ -101,8 +101,8 @@ def require_base_on_hub(trained: Trained) -> None:
     Raises:
         RunError: the adapter's base is a directory of this machine, which nobody else has.
     """
-    base = read_json(trained.checkpoint / "adapter_config.json")["base_model_name_or_path"]
-    if looks_local(base):
+    base = base_of_adapter(str(trained.checkpoint))
+    if base is not None and looks_local(base):
         raise RunError(f"the adapter's base is {base}, which others do not have: add --merge to upload a whole model")
 
 
