@@ -21,6 +21,7 @@ from ftis.check.plan import plan, to_join
 from ftis.check.preflight import Sounding
 from ftis.check.preflight import preflight as sound_peers
 from ftis.config import Recipe, RecipeError
+from ftis.engines.models import lacking
 from ftis.experiment.runs import run
 from ftis.experiment.workers import Stop, interrupts
 from ftis.joining.join import join as join_swarm
@@ -292,6 +293,5 @@ def open_exam(model: str, recipe: Recipe, peer: str | None, limit: int | None) -
     require_rewardable(exam.score, exam.problems, name)
     named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
     require_fit(model, policy.config.model, recipe.prompt, sampling.max_completion_length, policy.tokenizer, named)
-    lacks = sorted(set(sampling.end_tokens) - policy.tokenizer.get_vocab().keys())
-    which = ", ".join(map(repr, lacks))
-    return exam, [f"{model} has no {which} of sampling.end_tokens, so no completion of it ends there"] if lacks else []
+    lacks = lacking(policy.tokenizer, sampling.end_tokens)
+    return exam, [f"{model} has no {lacks} of sampling.end_tokens, so no completion of it ends there"] if lacks else []

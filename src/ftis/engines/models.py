@@ -463,6 +463,17 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> list[
     return [tokens[token_id] for token_id in sorted(ids) if token_id in tokens]
 
 
+def ids_of(tokenizer: PreTrainedTokenizerBase, tokens: Collection[str]) -> list[int]:
+    """The ids of these tokens; a token that the tokenizer lacks is left out."""
+    vocabulary = tokenizer.get_vocab()
+    return [vocabulary[token] for token in tokens if token in vocabulary]
+
+
+def lacking(tokenizer: PreTrainedTokenizerBase, tokens: Collection[str]) -> str:
+    """Those of these tokens that the tokenizer lacks, for a message; "" if it has all."""
+    return ", ".join(map(repr, sorted(set(tokens) - tokenizer.get_vocab().keys())))
+
+
 def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[..., list[Floats]]:
     """log π_ref for β's KL: of a LoRA policy with its adapter off, else of a frozen copy, in float32, of the untrained
     ``model``."""

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, TaskConfig
 from ftis.directory.provenance import agreed_modules
+from ftis.engines.models import lacking
 from ftis.environments.play import Player
 from ftis.member import Member
 from ftis.records.events import NetworkEvent
@@ -113,10 +114,8 @@ def in_network(
         log.listeners.append(exchange.status.hear)
         for line in ways_in(recipe.network):
             log(NetworkEvent("listens", line, member.cursor.step))
-        lacks = set(recipe.sampling.end_tokens) - tokenizer.get_vocab().keys()
-        if lacks:  # where ids are exchanged it would have been refused
-            tokens = ", ".join(map(repr, sorted(lacks)))
-            text = f"{member.name} has no {tokens} of sampling.end_tokens: another peer must, else it is mistyped"
+        if lacks := lacking(tokenizer, recipe.sampling.end_tokens):  # an exchange of ids would have been refused
+            text = f"{member.name} has no {lacks} of sampling.end_tokens: another peer must, else it is mistyped"
             log(NetworkEvent("end_tokens", text, 0))
         yield exchange
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ftis.config import Recipe
-from ftis.engines.models import generation_defaults, load_tokenizer, tokens_of
+from ftis.engines.models import generation_defaults, ids_of, load_tokenizer, tokens_of
 from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.recipe.arms import Arm, RunError
@@ -113,9 +113,8 @@ def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabu
 @lru_cache(maxsize=64)
 def _check_text(place: str, written: int, who: str, end_tokens: tuple[str, ...]) -> None:
     known = _token_bytes(place, written)
-    tokens = known.tokenizer.get_vocab()
     ends = own_ends(known.tokenizer, generation_defaults(place))
-    end_of_text(who, known, ends, [tokens[token] for token in end_tokens if token in tokens])
+    end_of_text(who, known, ends, ids_of(known.tokenizer, end_tokens))
 
 
 @lru_cache(maxsize=1)

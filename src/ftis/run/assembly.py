@@ -171,7 +171,7 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
     if limit is not None and limit < len(problems):  # another split than the recipe's may hold training problems
         problems = tuple(subset(problems, limit, task.seed, "validation"))
     policy = Policy.load(config)
-    policy.end_at([token for token in sampling.end_tokens if token in policy.tokenizer.get_vocab()])
+    policy.end_at(end_tokens_of(recipe, policy.tokenizer, text=True))
     check_stop(sampling.stop, policy.tokenizer, model)
     player = player_of(task, recipe, policy)
     render = player.render if player else partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)

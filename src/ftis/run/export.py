@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from ftis.config import PeerConfig, Recipe, SamplingConfig, first_line
-from ftis.engines.models import base_of_adapter, generation_defaults, load_model, load_tokenizer
+from ftis.engines.models import base_of_adapter, generation_defaults, ids_of, load_model, load_tokenizer
 from ftis.engines.places import looks_local
 from ftis.policy import own_ends
 from ftis.recipe.arms import RunError
@@ -145,14 +145,12 @@ def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "floa
 def sampling_defaults(directory: str, sampling: SamplingConfig) -> GenerationConfig:
     """The generation defaults with which a model samples, and ends, as in training; its base's may do otherwise."""
     tokenizer, base = load_tokenizer(directory), generation_defaults(directory)
-    vocabulary = tokenizer.get_vocab()
-    ends = own_ends(tokenizer, base) | {vocabulary[token] for token in sampling.end_tokens if token in vocabulary}
     return GenerationConfig(
         do_sample=True,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        eos_token_id=sorted(ends),
+        eos_token_id=sorted(own_ends(tokenizer, base).union(ids_of(tokenizer, sampling.end_tokens))),
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
     )

@@ -16,7 +16,7 @@ from ftis.admission import Admitter, Score, Terms
 from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError
-from ftis.engines.models import tokenizer_fingerprint, tokens_of
+from ftis.engines.models import ids_of, tokenizer_fingerprint, tokens_of
 from ftis.engines.stops import cut_at
 from ftis.environments.play import Player
 from ftis.member import Cursor, Member, PromptIds, wanted
@@ -142,9 +142,8 @@ def text_form(
     def most_tokens(item: int, round: int | None) -> int:
         return min(LONGER * sampling.max_completion_length, positions - len(prompt_ids(item, round)))
 
-    known, vocabulary = TokenBytes.of(speaker.tokenizer), speaker.tokenizer.get_vocab()
-    named = [vocabulary[token] for token in end_tokens_of(recipe, speaker.tokenizer)]
-    end_id = end_of_text(f"peer {name!r}", known, own_ends, named)
+    known = TokenBytes.of(speaker.tokenizer)
+    end_id = end_of_text(f"peer {name!r}", known, own_ends, ids_of(speaker.tokenizer, sampling.end_tokens))
     # An end with bytes is sent as text. Peers of one fingerprint have the same ends, so they number them alike.
     ends = [end for end in sorted(terms.end_ids) if not known.sizes(np.array([end]))[0]]
     reader = TextReader(terms.tokenizer, known, end_id, ends, most_tokens)
