@@ -131,7 +131,7 @@ def test_in_float32_the_policy_s_own_arithmetic_is_held_to_each_token(policy: Po
     require_agreement(policy, prompts, off, Decoding(8))  # another engine's rounding
     with pytest.raises(ModelError, match="the sampler"):
         require_agreement(policy, prompts, off, Decoding(8), in_place=True)
-    assert open_sampler("auto", policy).in_place  # type: ignore[attr-defined]
+    assert open_sampler("auto", policy).in_place
     found = trial(policy, OffBeyond(31, by=0.02), 32)  # the row's last token alone
     assert found.sampler == pytest.approx(0.02, abs=1e-4)
     with pytest.raises(ModelError, match="the sampler"):

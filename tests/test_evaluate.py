@@ -20,7 +20,7 @@ from ftis.policy import Policy
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
 from ftis.run.evaluate import EVAL_BATCH, HEARD_EVERY, Answered, EvalSamples, Evaluation, Exam
-from ftis.sampling import Decoding
+from ftis.sampling import Decoding, Sampler
 from recipes import write_recipe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -35,7 +35,7 @@ class FakePolicy:
         return "".join(LETTERS[i] for i in ids)
 
 
-class FakeSampler:
+class FakeSampler(Sampler):
     """Completes a prompt by its last id, once per id of the prompt; notes what it was asked for."""
 
     def __init__(self) -> None:

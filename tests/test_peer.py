@@ -19,6 +19,7 @@ from policies import weights
 from rich.console import Console
 
 from ftis.admission import Collected
+from ftis.engines.stops import Stopping
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn, step_size
 from ftis.peer import Peer
 from ftis.policy import ModelError
@@ -169,7 +170,7 @@ def test_nothing_is_trained_where_they_are_two_policies(make_peer: MakePeer) -> 
 
     before = weights(other.policy)
     other.policy.step([np.array([5], np.int32)], [np.array([7, 8], np.int32)], 1.0, lambda logp, mask, rows: logp.sum())
-    peer.sampler = of_another  # type: ignore[assignment]
+    peer.sampler = Stopping(of_another)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"peer 'a': .*: the sampler is"):
         peer.begin(0)
     assert all(torch.equal(value, before[name]) for name, value in weights(peer.policy).items())

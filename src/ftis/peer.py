@@ -182,7 +182,7 @@ class Peer:
             prompts = [self.member.problem(item, round) for item in items]
             groups = episodes.go_on(groups, prompts, ids, self.sampler, self.policy, decoding, seed, batch_size)
         if not self.agreed:
-            in_place = getattr(self.sampler, "in_place", False)
-            look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding, in_place)
+            agree = look_up("agreement", "engine", ENGINES)
+            agree(self.policy, ids, groups, self.decoding, self.sampler.in_place)
             self.agreed = True
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]

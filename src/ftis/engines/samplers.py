@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from ftis.config import RecipeError, first_line
 from ftis.engines.agreement import Gaps, plain_forward, sees_padding, trial
-from ftis.engines.lengths import OneLength
+from ftis.engines.lengths import BySwitch, OneLength
 from ftis.engines.models import UNABLE
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
@@ -28,14 +28,13 @@ class InPlace(Sampler):
     """A sampler that draws from the policy itself. It holds no weights, so it needs no new ones.
 
     Attributes:
-        slow: how it draws, if faster ways do not fit the model; otherwise empty.
         uncached: the same without a cache.
     """
 
     draw: Draw
     slow: str = ""
     uncached: Draw | None = None
-    in_place: ClassVar[bool] = True
+    in_place = True
 
     def __call__(
         self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
@@ -82,7 +81,7 @@ def open_sampler(
         opened = {"": opener(name, options)(policy, **options)}
         if not isinstance(opened[""], InPlace):
             return Stopping(opened[""])
-    switch: int | None = getattr(policy.forward, "switch", None)
+    switch = policy.forward.switch if isinstance(policy.forward, BySwitch) else None
     ways = [InPlace(one.draw, how) for how, one in opened.items()]
     apart = [*ways, *(InPlace(one.uncached, f"{how} without a cache") for how, one in opened.items() if one.uncached)]
     by_length = [

@@ -54,12 +54,10 @@ class Stopping(Sampler):
 
     @property
     def slow(self) -> str:
-        """The sampler's way in words, if faster ones do not fit the model; otherwise empty."""
-        return getattr(self.sampler, "slow", "")
+        return getattr(self.sampler, "slow", "")  # one's own may not derive from Sampler
 
     @property
     def in_place(self) -> bool:
-        """Whether the sampler draws from the policy itself, in its arithmetic."""
         return getattr(self.sampler, "in_place", False)
 
     def __call__(

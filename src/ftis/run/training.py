@@ -99,7 +99,7 @@ class Trainer:
         """
         peer, member, training = self.peer, self.peer.member, self.peer.recipe.training
         self.records.cut_back_to(member.cursor.step or -1)  # a peer that starts again is evaluated again
-        say(PeerStarted(member.cursor.step, slow=getattr(peer.sampler, "slow", "")))
+        say(PeerStarted(member.cursor.step, slow=peer.sampler.slow))
         self.evaluate_where_due(training.rounds, say)
         while member.cursor.step < training.rounds:
             try:
