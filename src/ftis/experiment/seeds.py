@@ -82,9 +82,7 @@ def run_experiment(
     todo = [job for job in all_jobs if not job.finished]
     left = {job.label: (job.part.name, job.rounds_left // len(job.part.peers)) for job in todo}
     say(JobsKnown(len(all_jobs), len(all_jobs) - len(todo), left, jobs))
-    in_processes = [
-        Job(job.label, run_swarm_process, (job.label, job.recipe, job.part.name, job.part.peers[0])) for job in todo
-    ]
+    in_processes = [Job(job.label, run_swarm_process, (job,)) for job in todo]
     run_jobs(in_processes, jobs, say, stop, "start the experiment again to go on with it")
     return not stop.is_set()
 
@@ -110,12 +108,12 @@ def jobs_of(recipe: Recipe, seeds: Sequence[int]) -> list[SwarmJob]:
     return sorted(found, key=lambda job: -job.rounds_left * job.guess)
 
 
-def run_swarm_process(label: str, recipe: Recipe, arm: str, peer: str, say: Say, stop: Stop) -> None:
-    """Run the swarm that ``peer`` is in, in one arm of an experiment under one seed."""
-    say_where = placed(say, job=label)
+def run_swarm_process(job: SwarmJob, say: Say, stop: Stop) -> None:
+    """Run one swarm of one arm of an experiment under one seed."""
+    say_where, part = placed(say, job=job.label), job.part
     try:
-        finished = run(recipe, resume=True, only=(arm,), peer=peer, say=say_where, stop=stop)
+        finished = run(job.recipe, resume=True, only=(part.name,), peer=part.peers[0], say=say_where, stop=stop)
     except FtisError as error:
-        raise RunError(f"{label}: {error}") from error
+        raise RunError(f"{job.label}: {error}") from error
     if finished:
         say_where(JobEnded())
