@@ -117,9 +117,10 @@ def test_peers_of_a_run_keep_their_base_at_one_address(
     trimmed: list[bool] = []
     monkeypatch.setattr(runs, "assemble", assembled)
     monkeypatch.setattr(runs, "return_freed_memory", lambda: trimmed.append(True))
+    monkeypatch.setattr(runs, "is_large", lambda model: False)
     assert runs.run(load(path))
-    assert not trimmed  # too small
-    monkeypatch.setattr(runs, "SMALL", 0)
+    assert not trimmed
+    monkeypatch.setattr(runs, "is_large", lambda model: True)
     weights.clear()
     assert runs.run(load(path), overwrite=True)
     assert weights["a"][False] == weights["b"][False] != set()

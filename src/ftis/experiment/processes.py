@@ -49,9 +49,9 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if _on_gpu(recipe):
         return torch.cuda.device_count() >= recipe.swarm_size  # each has its own, where nothing can be shared
     if cores() >= recipe.swarm_size:
-        return all(parameters_of(model) < SMALL for model, *_ in shared_bases(recipe.peers))
+        return not any(is_large(model) for model, *_ in shared_bases(recipe.peers))
     some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
-    return some_share and all(parameters_of(model) < SMALL for model in {peer.model for peer in recipe.peers})
+    return some_share and not any(map(is_large, {peer.model for peer in recipe.peers}))
 
 
 def computing_at_a_time(recipe: Recipe) -> int:
@@ -93,6 +93,11 @@ def parameters_of(model: str) -> int:
     except (OSError, ValueError, KeyError):
         return UNKNOWN_PARAMETERS
     return sum(p.numel() for p in made.parameters())
+
+
+def is_large(model: str) -> bool:
+    """Whether a model is so large that memory limits how many fit."""
+    return parameters_of(model) >= SMALL
 
 
 def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:

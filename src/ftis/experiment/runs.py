@@ -29,11 +29,10 @@ from ftis.directory.resuming import is_finished, repeats, require_checkpoint, re
 from ftis.engines.machine import cores, return_freed_memory, with_threads
 from ftis.engines.offload import Offload
 from ftis.experiment.processes import (
-    SMALL,
     computing_at_a_time,
     frozen_base,
+    is_large,
     offloads,
-    parameters_of,
     runs_in_parallel,
     shared_bases,
 )
@@ -191,7 +190,7 @@ def _by_swarm(jobs: Sequence[PeerJob]) -> list[list[PeerJob]]:
 def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
     """Train peers in this process, one at a time; swarms one after the other."""
     # Else the process keeps the memory of a large model's sampling and updates while the next one takes as much.
-    large = any(parameters_of(job.recipe.peer(job.peer).model) >= SMALL for job in jobs)
+    large = any(is_large(job.recipe.peer(job.peer).model) for job in jobs)
     after_turn = return_freed_memory if large else lambda: None
     with with_threads(jobs[0].threads), interrupts(say, stop):
         for members in _by_swarm(jobs):
@@ -239,7 +238,7 @@ def _run_in_processes(jobs: Sequence[PeerJob], computing: int, say: Say, stop: S
 def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing | None], Collected | None]) -> None:
     """Train one peer in this process; the parent carries its messages."""
     torch.set_num_threads(job.threads)
-    large = parameters_of(job.recipe.peer(job.peer).model) >= SMALL
+    large = is_large(job.recipe.peer(job.peer).model)
     with locked(peer_lock(job.directory), patience=LOCK_SECONDS):  # held on by a process that a kill did not reach
         reply = ask(None)
         if stop.is_set():
