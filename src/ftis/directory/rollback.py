@@ -177,27 +177,19 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
     records = PeerRun.read(swarm.directory / name)
     newest = max(saved_steps(records.directory), default=0)
     of_last = records.rounds[-1].by_peer if records.rounds else {}
-    evidence = {
-        sender: {key: value for key, value in of_last[sender].items() if key.startswith("honesty/")}
-        for sender in HonestyTest.found_by(of_last)
-    }
+    by_last = HonestyTest.found_by(of_last)
+    accused = by_last | accusations.read(records.directory, math.inf)
+    if newest:  # its checkpoint has token ids, too
+        accused |= HonestyTest.found_in(checkpoint.selections(records.directory, newest).get("honesty", {}))
     return Undone(
         arm=swarm.directory.name,
         records=records,
         finished=max(newest, records.rounds[-1].step if records.rounds else 0, step),
         step=step,
-        accused=_accused(records.directory, newest, evidence),
-        evidence=evidence,
+        accused=accused,
+        evidence={of: {k: v for k, v in of_last[of].items() if k.startswith("honesty/")} for of in by_last},
         action=swarm.recipe.honesty.action,
     )
-
-
-def _accused(directory: Path, newest: int, evidence: dict[str, dict[str, Any]]) -> dict[str, Accusation]:
-    """The senders that a peer's records, kept accusations or newest checkpoint accuse; the last has token ids too."""
-    accused = HonestyTest.found_by(evidence) | accusations.read(directory, math.inf)
-    if newest:
-        accused |= HonestyTest.found_in(checkpoint.selections(directory, newest).get("honesty", {}))
-    return accused
 
 
 def _derived(directory: Path) -> list[Path]:
