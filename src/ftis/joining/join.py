@@ -169,10 +169,7 @@ def join(
         accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
         trainer = assemble(swarm, name, place, resume_step=step, records=records, networked=True)
         member, tokenizer = trainer.peer.member, trainer.peer.policy.tokenizer
-        with (
-            closing(trainer),
-            in_network(member, tokenizer, place, identity, key, roster, log, should_stop) as network,
-        ):
+        with closing(trainer), in_network(member, tokenizer, place, identity, key, roster, log, should_stop) as network:
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 network.catch_up(member.cursor.step)
             member.share = network.own_share

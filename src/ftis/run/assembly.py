@@ -175,14 +175,5 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
     check_stop(sampling.stop, policy.tokenizer, model)
     player = player_of(task, recipe, policy)
     render = player.render if player else partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
-    longest = longest_row(problems, render, sampling)
-    return Exam(
-        policy,
-        open_sampler(sampling.sampler, policy, sampling.options, longest),
-        problems,
-        render,
-        score,
-        Decoding.of(sampling),
-        sampling.batch_size,
-        player,
-    )
+    sampler = open_sampler(sampling.sampler, policy, sampling.options, longest_row(problems, render, sampling))
+    return Exam(policy, sampler, problems, render, score, Decoding.of(sampling), sampling.batch_size, player)

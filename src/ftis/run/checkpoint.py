@@ -84,9 +84,8 @@ def save(
         kept = [checkpoint_path(directory, step).name for step in saved_steps(directory)]
         raise CheckpointError(
             f"checkpoint {target} could not be saved ({first_line(error)}), and {kept[-1] if kept else 'none'} is "
-            f"kept: free some space, or move "
-            f"the whole run and name its new place as output_dir, then run the same command again, ftis train and "
-            f"join with --resume"
+            f"kept: free some space, or move the whole run and name its new place as output_dir, then run the same "
+            f"command again, ftis train and join with --resume"
         ) from error
     return target
 
