@@ -1,4 +1,8 @@
-"""Real models that each know one kind of problem: ``python -m research.expertise``.
+"""Real models that each know one kind of problem.
+
+    python -m research.expertise                             # makes the experts
+    ftis train research/recipes/expertise.toml --seeds 3
+    python -m research.expertise --write COMMIT              # the table of accuracy by kind, of that run
 
 SmolLM2-135M-Instruct copies the answers of one kind through LoRA, and becomes the expert of that kind. Experts then
 learn both kinds together (research/recipes/expertise.toml), each through another LoRA.
@@ -10,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -18,9 +23,13 @@ from ftis import PeerConfig, Policy, supervised_step
 from ftis.config import TaskConfig
 from ftis.objectives import F_TIS_LIFTED, lifted
 from ftis.prompts import Task
+from ftis.records.lines import Lines, any_row
+from ftis.records.reading import VALIDATION, Run, read_study
+from ftis.records.writing import answers_path
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import Problem, load_task, make_task
 from research import commands
+from research.findings.__main__ import FINDINGS, Cell, Summary, written
 
 KINDS = {
     "sum": ("reasoning_gym:chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}),
@@ -30,6 +39,7 @@ KINDS = {
     ),
 }
 """By name: the data set and its options. A model that knows one kind solves almost none of the other."""
+PEERS = ("sums", "equations")
 SHARED, COPIED = 1000, 1000
 """Problems of a kind that peers train on, and those after them that its expert copies."""
 STEPS, BATCH, RATE = 200, 16, 1e-3
@@ -57,8 +67,47 @@ def load(config: TaskConfig) -> Task:
     return make_task(config.name, in_turn([t for t, _ in parts]), in_turn([v for _, v in parts]), "exact")
 
 
-def main(out: Path = Path("models"), model: Path = Path("models/smollm2-135m")) -> None:
-    """Make the experts that are not there yet: ``OUT/smollm2-KIND``."""
+def by_kind(runs: Path, commit: str) -> Summary:
+    """Each peer's accuracy on each kind, before training and at the end, means over seeds, by arm."""
+    study = read_study(runs)
+    arms = [arm.name for arm in study.arms]
+    rows: list[tuple[Cell, ...]] = []
+    for label, arm, step in [("before training", arms[0], 0), *((arm, arm, -1) for arm in arms)]:
+        of_seeds = [_accuracies(study.runs[seed], arm, step) for seed in study.seeds]
+        rows.append((label, *map(fmean, zip(*of_seeds, strict=True))))
+    return Summary(
+        command="python -m research.expertise\nftis train research/recipes/expertise.toml --seeds 3\n"
+        "python -m research.expertise --write COMMIT",
+        commit=commit,
+        machine="one core of an AMD EPYC (AVX-512 BF16), torch 2.13",
+        seeds=study.seeds,
+        comparisons=0,
+        columns=("arm", *(f"{peer} on {kind}s" for peer in PEERS for kind in KINDS)),
+        rows=tuple(rows),
+    )
+
+
+def _accuracies(run: Run, arm: str, step: int) -> list[float]:
+    """By peer and kind: accuracy after ``step`` rounds, −1 for the last."""
+    found = list[float]()
+    for peer in PEERS:
+        records = run.peers[arm, peer]
+        after = records.on(VALIDATION)[-1].step if step < 0 else step
+        answers = Lines(answers_path(records.directory, VALIDATION, after), any_row).whole()
+        found += [fmean(one["reward"] for one in answers[place :: len(KINDS)]) for place in range(len(KINDS))]
+    return found
+
+
+def main(
+    out: Path = Path("models"),
+    model: Path = Path("models/smollm2-135m"),
+    runs: Path = Path("runs/expertise"),
+    write: str = "",
+) -> None:
+    """Make the experts that are not there yet, ``OUT/smollm2-KIND``; or ``--write`` the table of ``--runs``."""
+    if write:
+        (FINDINGS / "data" / "expertise-kinds.json").write_text(written(by_kind(runs, write)), encoding="utf-8")
+        return
     for kind in KINDS:
         if (target := out / f"smollm2-{kind}" / "config.json").exists():
             continue

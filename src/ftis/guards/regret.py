@@ -32,8 +32,8 @@ ALONE, PROBATION = 2, 3
 """Rounds alone and of a first probation, in shortest windows of the test."""
 
 UNTESTED = (
-    "texts that others plant are not looked for, since each peer samples one completion of a prompt; two or more "
-    "(sampling.num_generations) can show whether a text helps"
+    "no text that others plant is looked for: that takes two or more completions of a prompt by each peer "
+    "(sampling.num_generations)"
 )
 
 
