@@ -108,7 +108,7 @@ class Detector:
             log_e_N = np.logaddexp(math.log(1 - w) + log_a_N, with_old_N)
             log_e_LN = np.logaddexp(np.log1p(-STAKES)[:, None], np.log(STAKES)[:, None] + log_e_N)
         sum_LN, last_P = log_e_LN.cumsum(1), np.bincount(ratios.group_N).cumsum() - 1
-        before_LP = np.pad(sum_LN[:, last_P[:-1]], ((0, 0), (1, 0)))
+        before_LP = np.column_stack([np.zeros(len(STAKES)), sum_LN[:, last_P[:-1]]])
         # A start at a group has R = 1/n · Π of E from it on. The first column holds all earlier starts.
         starts_LP = np.column_stack([self.log_r, -math.log(self.groups_of_run) - before_LP])
         weight_LP = np.logaddexp.accumulate(starts_LP, axis=1)[:, 1:]  # of all starts up to the group

@@ -67,7 +67,7 @@ class Frequent:
         at_once = blocks if len(self._keys) + key_2T.size <= MOST_KEYS // 2 else 1
         nats_B = list[Floats64]()
         for first in range(0, blocks, at_once):
-            inside = (block_T >= first) & (block_T < first + at_once)
+            inside = slice(*np.searchsorted(block_T, (first, first + at_once)))
             block_2T, gain_2TK = np.tile(block_T[inside] - first, 2), np.concatenate([gain_TK[inside]] * 2)
             nats_B.append(self._take(key_2T[:, inside].ravel(), block_2T, gain_2TK, at_once))
         return np.concatenate(nats_B)
@@ -95,11 +95,14 @@ class Frequent:
         key_of_U, known_U = _lookup(keys, key_U)
         since_U = np.append(first_A, blocks)[key_of_U]  # the appended entry stands in if there is no key
         hits = known_U[of_P] & (since_U[of_P] < block_P)
-        cell_X, cell_P = np.unique(block_P[hits] * len(keys) + key_of_U[of_P[hits]], return_inverse=True)
-        gain_KX = np.stack([np.bincount(cell_P, gain_P, len(cell_X)) for gain_P in gain_PK[hits].T])
-        block_X, key_X = divmod(cell_X, len(keys))
-        log_e_KX = gain_KX + places_B1C[block_X, 0, context_A[key_X]] * LOG_REST[:, None]
-        of_hits_XK = np.exp(np.minimum(log_e_KX, math.log(LARGEST))).T
+        cell_P = block_P[hits] * len(keys) + key_of_U[of_P[hits]]
+        is_hit = np.zeros(blocks * len(keys), np.bool_)
+        is_hit[cell_P] = True
+        block_X, key_X = divmod(np.flatnonzero(is_hit), len(keys))
+        number_PK = (is_hit.cumsum()[cell_P] - 1)[:, None] * len(SHARES) + np.arange(len(SHARES))
+        gains = np.bincount(number_PK.ravel(), gain_PK[hits].ravel(), len(key_X) * len(SHARES))
+        log_e_XK = gains.reshape(-1, len(SHARES)) + places_B1C[block_X, 0, context_A[key_X]][:, None] * LOG_REST
+        of_hits_XK = np.exp(np.minimum(log_e_XK, math.log(LARGEST)))
         total_B = np.zeros(blocks)
         at_once = max(1, AT_ONCE // max(1, r_KA.size))
         for first in range(0, blocks, at_once):

@@ -315,7 +315,7 @@ def _message(judged: Judged, old_logp_N: Sequence[Floats | None], name: str, rou
     _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
     rollouts = [batch.rollouts[row] for row in rows]
     known = [old_logp_N[row] if in_time else None for row in rows.tolist()]
-    return Message(round, rollouts, group_N, known, (judged.advantage_N[rows] > 0).numpy())
+    return Message(round, rollouts, group_N, known, judged.advantage_N.numpy()[rows] > 0)
 
 
 def _foreign(judged: Judged) -> set[tuple[str, int]]:
