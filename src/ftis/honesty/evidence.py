@@ -100,9 +100,9 @@ class Detector:
         Rewards decide whether the model is run on a group, so later tokens have a part in whether B is used for earlier
         ones. This dependence does no harm, since leaving B out only lowers the evidence.
         """
-        gain_WNU, weights = mixtures(np.array(self.weights), ratios, self.share)
         w, known_N = (self.known + 1) / (self.groups + 2), ratios.known_P[ratios.group_N]
-        log_a_N, log_b_N = gain_WNU.sum(2)
+        gain_WNU, weights = mixtures(np.array(self.weights[: 1 + known_N.any()]), ratios, self.share)
+        log_a_N, log_b_N = gain_WNU.sum(2)[[0, -1]]
         with np.errstate(divide="ignore"):
             with_old_N = np.where(known_N, math.log(w) + log_b_N, -np.inf)
             log_e_N = np.logaddexp(math.log(1 - w) + log_a_N, with_old_N)
@@ -119,7 +119,7 @@ class Detector:
         self.weights[0] = weights[0].mean(0).tolist()
         if known_N.any():
             self.weights[1] = weights[1][known_N].mean(0).tolist()
-        return nats_N, np.where((known_N & (log_b_N > log_a_N))[:, None], gain_WNU[1], gain_WNU[0])
+        return nats_N, np.where((known_N & (log_b_N > log_a_N))[:, None], gain_WNU[-1], gain_WNU[0])
 
     @property
     def nats(self) -> float:
@@ -151,26 +151,27 @@ def mixtures(weights: Floats64, ratios: Ratios, share: float) -> tuple[Floats64,
     gives evidence while the weight stays with the first component.
 
     Args:
-        weights: of the components at a rollout's start, [2, K]; each row adds up to 1.
+        weights: of the components at a rollout's start, [W, K]; each row adds up to 1, and the second may be left out.
         share: s.
 
     Returns:
-        log Σ_k weight_k · ratio_k of each unit, [2, N, U], and the weights after each rollout, [2, N, K].
+        log Σ_k weight_k · ratio_k of each unit, [W, N, U], and the weights after each rollout, [W, N, K].
     """
     n, units, ways = ratios.counts_NUC.shape
-    equal_KW1 = share * EQUAL.T[:, :, None]
+    mixed, components = weights.shape
+    equal_KW1 = share * EQUAL[:mixed].T[:, :, None]
     counts_NU = ratios.counts_NUC.sum(2)
-    first = np.stack([counts_NU / ways, (counts_NU + ratios.old_NU) / (ways + 1)])
+    first = np.stack([counts_NU / ways, (counts_NU + ratios.old_NU) / (ways + 1)][:mixed])
     first = (1 - share / 2) + share / 2 * first
     others_NUC = np.concatenate([ratios.counts_NUC, ratios.old_NU[:, :, None]], axis=2)
     # The longest rollouts stand first, so those that go on at a unit are a slice.
     longest = np.argsort(-ratios.length_N, kind="stable")
     going_U = (ratios.length_N > np.arange(units)[:, None]).sum(1).tolist()
-    ratio_UKWN = np.empty((units, weights.shape[1], 2, n))
+    ratio_UKWN = np.empty((units, components, mixed, n))
     ratio_UKWN[:, 0] = first[:, longest].transpose(2, 0, 1)
     ratio_UKWN[:, 1:] = others_NUC[longest].transpose(1, 2, 0)[:, :, None]
     current_KWN = np.repeat(weights.T[:, :, None], n, axis=2)
-    totals_UWN = np.ones((units, 2, n))
+    totals_UWN = np.ones((units, mixed, n))
     for ratio_KWN, total_WN, going in zip(ratio_UKWN, totals_UWN, going_U, strict=True):
         parts = current_KWN[..., :going] * ratio_KWN[..., :going]
         total_WN[:, :going] = total = parts.sum(0)
