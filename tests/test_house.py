@@ -47,7 +47,7 @@ WINGS = {
     "directory": "provenance claiming resuming rollback",
     "experiment": "workers processes runs seeds",
     "joining": "network join",
-    "check": "formatting memory estimate doctor plan advice draft preflight",
+    "check": "formatting memory estimate doctor rates plan advice draft preflight",
     "view": "standing pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
     "progress live watch report",
     "trl": "options batches ranks rewards problems episodes policy foreign swarm member trainer",

@@ -385,7 +385,8 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     wanted = seeds_of(seeds)
     with busy(LOADING):
         from ftis.check.estimate import fitting_jobs
-        from ftis.check.plan import of_jobs, problems, rates, remarks
+        from ftis.check.plan import of_jobs, problems, remarks
+        from ftis.check.rates import rates
         from ftis.engines.machine import cores
         from ftis.experiment.seeds import jobs_of, run_experiment
         from ftis.preparing.checks import check_to_train

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ftis.check.estimate import totals
-from ftis.check.plan import HELD_OUT, first_rate, remarks
+from ftis.check.plan import HELD_OUT, remarks
+from ftis.check.rates import first_rate
 from ftis.config import RecipeError, TaskConfig, nearest
 from ftis.engines.devices import device_kind
 from ftis.engines.machine import nearest_existing

@@ -15,8 +15,8 @@ from rich.text import Text
 from ftis.check.advice import BELOW, advice, easy_format, verdict
 from ftis.check.estimate import checkpoints_kept
 from ftis.check.formatting import counted, in_bytes, in_time, number, seconds_text, visible
-from ftis.check.plan import rate_advice
 from ftis.check.preflight import Sounding
+from ftis.check.rates import rate_advice
 from ftis.config import Recipe, cut
 from ftis.engines.machine import cores
 from ftis.experiment.processes import runs_in_parallel
