@@ -40,7 +40,7 @@ WINGS = {
     "recipe": "own_code parsing arms paths",
     "records": "lines files events trackers rollouts writing plan reading following",
     "comparison": "stats summary budgets results",
-    "models": "starters pretrained",
+    "models": "starters sizes pretrained",
     "swarm": "facts status identity certificates manifest session offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly export",
     "preparing": "prompting exchange checks",

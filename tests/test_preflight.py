@@ -267,7 +267,8 @@ def shown_of(looked: list[Sounding], recipe: Recipe) -> str:
     return out.getvalue()
 
 
-def test_what_a_look_shows(tiny_model_dir: TinyModelDir) -> None:
+def test_what_a_look_shows(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "cores", lambda: 2)
     recipe = parse(document(tiny_model_dir()))
     said = shown_of([sounding(SOME, parameters=1000), sounding(SOME, peer="b")], recipe)
     for peer in "ab":

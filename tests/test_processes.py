@@ -21,6 +21,7 @@ from ftis.config import PeerConfig, Recipe
 from ftis.directory.resuming import repeats, require_checkpoint
 from ftis.experiment import processes, runs
 from ftis.experiment.processes import computing_at_a_time, offloads, runs_in_parallel
+from ftis.models import sizes
 from ftis.recipe.arms import RunError, arms_of
 from ftis.recipe.parsing import load, parse
 from ftis.run.assembly import assemble
@@ -33,7 +34,7 @@ LORA = {"train": "lora", "lora_r": 2, "device": "cpu"}
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core for each peer, and no model too small to be shared."""
     monkeypatch.setattr(processes, "cores", lambda: 8)
-    monkeypatch.setattr(processes, "SMALL", 0)
+    monkeypatch.setattr(sizes, "SMALL", 0)
 
 
 def recipe_of(*peers: dict[str, Any], **keys: Any) -> Recipe:
@@ -63,7 +64,7 @@ def test_adapters_on_one_large_base_share_a_process(
     assert not parallel(half, half)
     assert parallel(one, one, processes="parallel")
     assert not parallel(one, two, processes="inline")
-    monkeypatch.setattr(processes, "SMALL", 20_000_000)
+    monkeypatch.setattr(sizes, "SMALL", 20_000_000)
     assert parallel(one, one)
     starter = {"model": "starter:small", **LORA}
     assert parallel(starter, starter)
@@ -80,7 +81,7 @@ def test_two_small_models_share_a_core(
     assert parallel(*peers) == expected
     assert not parallel(*peers, processes="inline")
     assert computing_at_a_time(recipe_of(*peers)) == min(number, on)
-    monkeypatch.setattr(processes, "SMALL", 0)  # each is large
+    monkeypatch.setattr(sizes, "SMALL", 0)  # each is large
     assert parallel(*peers) == (number <= on)
 
 

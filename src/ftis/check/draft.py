@@ -19,8 +19,8 @@ from ftis.config import RecipeError, TaskConfig, nearest
 from ftis.engines.devices import device_kind
 from ftis.engines.machine import nearest_existing
 from ftis.engines.models import load_tokenizer
-from ftis.experiment.processes import parameters_of
 from ftis.models import starters
+from ftis.models.sizes import parameters_of
 from ftis.policy import resolve_device
 from ftis.preparing.checks import check
 from ftis.preparing.exchange import vocabulary

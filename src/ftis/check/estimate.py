@@ -24,14 +24,13 @@ from ftis.engines.rows import shared_beginning
 from ftis.experiment.processes import (
     LIKELY_LENGTH,
     LIKELY_SIGNAL,
-    SMALL,
     frozen_base,
-    known_parameters,
     offloads,
     runs_in_parallel,
     shared_bases,
 )
 from ftis.models import starters
+from ftis.models.sizes import SMALL, known_parameters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of
 from ftis.schedule import assigned

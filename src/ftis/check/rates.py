@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftis.config import PeerConfig
-from ftis.experiment.processes import SMALL, UNKNOWN_PARAMETERS, known_parameters
+from ftis.models.sizes import SMALL, UNKNOWN_PARAMETERS, known_parameters
 from ftis.recipe.arms import Arm
 
 LOW_FOR_LORA, HIGH_FOR_LORA = 1e-5, 3e-3
@@ -16,7 +16,7 @@ LOW_FOR_FULL, LARGE = 2e-6, 1e9
 HIGH_FOR_FULL = 1e-4
 """A learning rate above which the full training of a pretrained model breaks it."""
 LOW_FOR_TINY, HIGH_FOR_TINY = 2e-5, 2.5e-3
-"""The same of models below :data:`ftis.experiment.processes.SMALL`: on sums modulo 10 a starter of 88,000 parameters
+"""The same of models below :data:`ftis.models.sizes.SMALL`: on sums modulo 10 a starter of 88,000 parameters
 learned at 3e-3, and one of 206,000 fell from .32 to .15 in six rounds; at 1e-2 both earned nothing from the third round
 on."""
 TINY_LORA = 10

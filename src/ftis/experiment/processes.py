@@ -1,7 +1,7 @@
 """Decisions on processes: which peers run in parallel, how many compute at a time, which share a base or a GPU.
 
-The sizes of models decide, so this module counts their parameters too. It guesses the duration of training before any
-round is measured, so that the longest jobs begin first.
+The sizes of models decide. This module also guesses the duration of training before any round is measured, so that the
+longest jobs begin first.
 """
 
 from __future__ import annotations
@@ -14,18 +14,12 @@ import torch
 
 from ftis.config import PeerConfig, Recipe
 from ftis.engines.machine import cores
-from ftis.models import starters
+from ftis.models.sizes import is_large
 from ftis.policy import resolve_device
-from ftis.recipe.arms import Arm, rollouts_per_round
-
-SMALL = 20_000_000
-"""Parameters below which any number of models fits."""
+from ftis.recipe.arms import rollouts_per_round
 
 PEERS_A_CORE = 2
 """The number of small models on one core that get a process each. In turns they would keep one core of several busy."""
-
-UNKNOWN_PARAMETERS = 100_000_000
-"""Parameters assumed of a model that cannot be examined."""
 
 SAMPLING_RATE, TRAINING_RATE = 1.5e10, 3e10
 """Floating-point operations a second on one core: measured on the starters, which sample at 1.2 to 2.2 · 10¹⁰ and train
@@ -79,31 +73,6 @@ def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
 
 def _on_gpu(recipe: Recipe) -> bool:
     return torch.cuda.is_available() and any(peer.device != "cpu" for peer in recipe.peers)
-
-
-def parameters_of(model: str) -> int:
-    """The number of a model's parameters, or a guess. Loads no weights."""
-    from transformers import AutoModelForCausalLM
-
-    from ftis.engines.models import load_config
-
-    try:
-        with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(load_config(starters.place_of(model)))
-    except (OSError, ValueError, KeyError):
-        return UNKNOWN_PARAMETERS
-    return sum(p.numel() for p in made.parameters())
-
-
-def is_large(model: str) -> bool:
-    """Whether a model is so large that memory limits how many fit."""
-    return parameters_of(model) >= SMALL
-
-
-def known_parameters(recipe: Recipe, arms: Sequence[Arm]) -> dict[str, int]:
-    """The parameters of each model in the arms and the recipe. Loads no weights."""
-    models = sorted({peer.model for arm in arms for peer in arm.recipe.peers} | {peer.model for peer in recipe.peers})
-    return {model: parameters_of(model) for model in models}
 
 
 def guess_seconds(swarm: Recipe, parameters: Mapping[str, int]) -> float:

@@ -31,13 +31,13 @@ from ftis.engines.offload import Offload
 from ftis.experiment.processes import (
     computing_at_a_time,
     frozen_base,
-    is_large,
     offloads,
     runs_in_parallel,
     shared_bases,
 )
 from ftis.experiment.workers import Job, Stop, interrupts, run_jobs
 from ftis.member import Outgoing
+from ftis.models.sizes import is_large
 from ftis.preparing.checks import Checked, check_to_train
 from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import error_of_own_code

@@ -1,1 +1,1 @@
-"""Models by name: starters that come with the package, and pretrained ones."""
+"""Models by name: starters that come with the package, and pretrained ones; and their sizes."""
