@@ -1,5 +1,6 @@
-"""The recipe: everything that a run depends on, as frozen, strict, typed values: peers, their task, how they sample and
-learn, and the arms to compare. :mod:`ftis.recipe.parsing` reads it from TOML and from the command line.
+"""The recipe as frozen, strict, typed values: peers, their task, how they sample and learn, and the arms to compare.
+
+:mod:`ftis.recipe.parsing` reads it from TOML and from the command line.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ftis.selection import Chosen, Judged, Selection, select
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A peer's offer in a round, and the peers that it wants to hear.
+    """A peer's offer in a round, and the peers that it leaves unheard.
 
     Attributes:
         message: the encoded groups.

@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 class OwnOld(StrEnum):
     """The source of log π_old of own rollouts.
 
-    ``SAMPLED``: the sampler, whose log π_gen it is. ``RECOMPUTED``: a pass of the model before the first step.
+    ``SAMPLED``: the sampler, by its log π_gen. ``RECOMPUTED``: a pass of the model before the first step.
     ``IN_STEP``: the round's only optimiser step, at which π_θ is π_old.
     """
 

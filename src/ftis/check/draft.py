@@ -1,4 +1,4 @@
-"""A first recipe from a few answers, for ``ftis new``: prompts from the problems, memory for this machine."""
+"""A first recipe from a few answers, for ``ftis new``. It fits the problems and this machine's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates before a run starts: memory, disk, bytes on the wire, swarms at a time, and a round's time on a card."""
+"""Estimates before a run starts: memory, disk, bytes on the wire, swarms that fit at once, a round's time on a card."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Gaps:
 
 
 def trial(policy: Policy, draw: Draw, longest: int, temperature: float = 1.0, in_place: bool = True) -> Gaps:
-    """Draw from made-up prompts whose completions pass the lengths at which the model may compute otherwise.
+    """Draw from made-up prompts whose completions pass the lengths at which the model may change its arithmetic.
 
     Prompts of like length are drawn together, each time with a very short one: the longest first, then the others from
     the shortest on, while :data:`TRIED_TOKENS` lasts. Of two completions of a prompt the second is compared: some

@@ -1,4 +1,4 @@
-"""The kind of a device, which decides costs, and the memory that work may take or has taken on it."""
+"""The kind of a device, and the memory that work may take or has taken on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's weights and activations in memory: their precision, frozen ones shared, activations computed again."""
+"""A model in memory: the precision of its weights, shared frozen weights, and activations that are computed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lengths of rows at which a model may begin to compute otherwise: its positions, windows, chunks, scalings.
+"""The lengths of rows at which a model may change its arithmetic: its positions, windows, chunks, scalings.
 
 Some models have a *switch*, as rotary embeddings of longrope: in a row beyond some length all tokens are computed
 otherwise, the earlier ones too. transformers decides by the longest row of a pass. Here each token follows the rules

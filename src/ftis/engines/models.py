@@ -1,5 +1,4 @@
-"""Models and tokenizers from directories or the Hub, the parameters to train, all or a LoRA adapter, and the model as
-it was before training."""
+"""Loading models and tokenizers, choosing the parameters to train, and keeping the model from before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimiser of a policy, AdamW in float32 or with moments in 8 bits by bitsandbytes, and its learning rate."""
+"""A policy's AdamW, in float32 or with moments in 8 bits by bitsandbytes, and its learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places of models: on this machine, and whether the Hub answers. They can be looked at before torch is loaded."""
+"""Where models are on this machine, and whether the Hub answers. This needs no torch."""
 
 from __future__ import annotations
 

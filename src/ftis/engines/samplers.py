@@ -1,4 +1,4 @@
-"""The sampler that a recipe names."""
+"""Opening the sampler that a recipe names, and checking it against a plain pass of the model."""
 
 from __future__ import annotations
 

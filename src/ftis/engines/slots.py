@@ -28,8 +28,8 @@ def cached_number(compute_dtype: torch.dtype, slots: bool) -> int:
 
 
 def row_bytes(config: Any, places: int, number: int) -> int:
-    """Count the bytes of a completion that is drawn: keys and values of ``places`` tokens, in numbers of so many bytes,
-    and three copies of a token's float32 logits."""
+    """Count the bytes of a completion that is drawn: keys and values of ``places`` tokens, ``number`` bytes each, and
+    three copies of a token's float32 logits."""
     text = config.get_text_config(decoder=True)
     numbers = 0
     for layer in layers_of(text):

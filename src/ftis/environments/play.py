@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """A model's actions, of at most ``room`` tokens with the answers. Others' text, ``heard``, may exceed it."""
+    """A model's actions. With the answers they have at most ``room`` tokens, except in others' text (``heard``)."""
 
     actions: Actions
     turns: list[Turn]

@@ -1,4 +1,4 @@
-"""Limits on others' rollouts, on which peers need not agree: on their number, on failures, on short ones."""
+"""Limits of this peer alone on others' rollouts: their number, failures, and short ones."""
 
 from __future__ import annotations
 

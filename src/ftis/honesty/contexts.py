@@ -42,7 +42,7 @@ class Table(NamedTuple):
         return cls(keys.tolist(), number_T, repeats_U)
 
     def contexts(self) -> Table:
-        """The table of the keys without their last token."""
+        """The table of the contexts: each key without its last token."""
         context_U = np.array(self.keys, np.int64) >> ID_BITS
         is_first_U = np.diff(context_U, prepend=-1) > 0
         first_C, number_U = np.flatnonzero(is_first_U), is_first_U.cumsum() - 1

@@ -36,7 +36,7 @@ AT_ONCE = 2**16
 
 
 class Frequent:
-    """Two e-detectors for each token of a sender's earlier blocks: for it anywhere, and after the token before.
+    """Two e-detectors for each token of a sender's earlier blocks: at any place, and after a given token.
 
     A block is a group of a message, or several small ones (:func:`blocks_of`). A key is (c, a): a token after c, or
     anywhere. With n groups in the whole run and A keys known before a block b, for each of these and ε, over the

@@ -1,4 +1,4 @@
-"""Checks before anything is written: whether arms can run."""
+"""Refusing arms that cannot run, before anything is written."""
 
 from __future__ import annotations
 

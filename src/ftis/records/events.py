@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run or an experiment was checked and begins; ``lines`` tell people its plan."""
+    """Lines for people before training: what was checked, the plan, remarks."""
 
     kind: ClassVar[str] = "plan"
     lines: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The status of a peer, as ``ftis status`` shows it: as the peer states it, and as it is read."""
+"""The status of a peer for ``ftis status``: its own statement, and the reading of others' statements."""
 
 from __future__ import annotations
 

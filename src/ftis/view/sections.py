@@ -1,9 +1,9 @@
 """The content of pages, terminal tables and documents as values, and their renderers: HTML and rich.
 
 A section's view is a value of its own type, made of the pieces here. All text in the pieces is unescaped. Text from
-models, peers or data sets is shown, never interpreted: templates escape every value,
-a terminal gets plain text, and every character is made visible. A page reads nothing from elsewhere. Only the live page
-has a script, in a file of its own.
+models, peers or data sets is shown, never interpreted: templates escape every value, a terminal gets plain text, and
+every character is made visible. A page reads nothing from elsewhere. Only the live page has a script, in a file of its
+own.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def write_counts(n_rollouts: int, n_tokens: int) -> bytes:
-    """A message's opening: R and T."""
+    """The opening of a message's groups: R and T."""
     return _COUNTS.pack(n_rollouts, n_tokens)
 
 
