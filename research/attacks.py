@@ -50,14 +50,22 @@ Change = Callable[[Rollout, Tokenizer], Rollout]
 
 
 def in_right_ones(change: Change, share: float = 1.0) -> Attack:
-    """The attack that changes the rollouts with more than their group's least reward, or a fixed ``share`` of them."""
+    """The attack that changes the rollouts with more than their group's least reward, or a fixed ``share`` of them.
 
-    def changed(scored: ScoredGroup, tokenizer: Tokenizer) -> Group:
-        least, rewarded = min(scored.rewards), zip(scored.group.rollouts, scored.rewards, strict=True)
+    In groups of one, the message's least reward counts.
+    """
+
+    def attack(own: Sequence[ScoredGroup], peer: Peer) -> Sequence[Group]:
+        of_all = min((reward for scored in own for reward in scored.rewards), default=0.0)
+        return [changed(scored, of_all, peer.policy.tokenizer) for scored in own]
+
+    def changed(scored: ScoredGroup, of_all: float, tokenizer: Tokenizer) -> Group:
+        least = min(scored.rewards) if len(scored.rewards) > 1 else of_all
+        rewarded = zip(scored.group.rollouts, scored.rewards, strict=True)
         rows = [change(r, tokenizer) if reward > least and _drawn(r, share) else r for r, reward in rewarded]
         return replace(scored.group, rollouts=tuple(rows))
 
-    return lambda own, peer: [changed(scored, peer.policy.tokenizer) for scored in own]
+    return attack
 
 
 def in_all(change: Change) -> Attack:

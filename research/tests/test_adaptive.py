@@ -103,6 +103,13 @@ def test_over_shared_prompts_a_planter_has_seen_the_honest_messages(
     assert any(PAYLOAD in text for text, *_ in offered)
 
 
+@pytest.mark.parametrize("attack", ["text", "lying_text"])
+def test_over_shared_prompts_a_text_is_planted(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = [reward for text, reward, *_ in offers_of(attack, tmp_path, monkeypatch, "shared") if PAYLOAD in text]
+    assert planted
+    assert all(planted)
+
+
 def test_an_oracle_tells_the_truth_and_never_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = offers_of("oracle", tmp_path, monkeypatch)
     bare = [of for of in offered if of[0].startswith("<think></think>") and np.isclose(of[2], np.log(1 / 2)).any()]
