@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from ftis.engines import builtin
+from ftis.engines.stops import Stopping
 from ftis.recipe.parsing import load
 from ftis.run.assembly import assemble
 
@@ -59,7 +60,7 @@ class Meter:
 
         return noted
 
-    def around(self, sampler: Callable[..., Any]) -> Any:
+    def around(self, sampler: Callable[..., Any]) -> Stopping:
         """A sampler that notes each call as a turn."""
 
         def timed(*arguments: Any) -> Any:
@@ -73,7 +74,7 @@ class Meter:
             self.tokens.append(sum(len(rollout) for group in groups for rollout in group))
             return groups
 
-        return timed
+        return Stopping(timed)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -95,15 +95,10 @@ class Draw(Protocol):
 class Sampler(Draw, Protocol):
     """A peer's sampler. ``f(policy)`` opens it; it learns of new weights, and is closed at the end."""
 
-    @property
-    def slow(self) -> str:
-        """Its way in words, if faster ones do not fit the model; otherwise empty."""
-        return ""
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it draws from the policy itself, in its arithmetic."""
-        return False
+    slow: str = ""
+    """Its way in words, if faster ones do not fit the model; otherwise empty."""
+    in_place: bool = False
+    """Whether it draws from the policy itself, in its arithmetic."""
 
     def weights_moved(self, policy: Policy) -> None:
         """The policy was updated. A sampler with a copy of the weights replaces it here."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ftis.policy import Policy
 from ftis.rollouts import Rollout
@@ -46,19 +45,13 @@ def stopped_at(stop: Sequence[str], ids: Sequence[int], detokenize: Callable[[Se
     return bisect.bisect_left(range(len(ids)), True, key=lambda n: holds(stop, detokenize(ids[:n])))
 
 
-@dataclass(frozen=True)
 class Stopping(Sampler):
     """A sampler whose rollouts end where ``decoding.stop`` says, whether it knows of stop strings or not."""
 
-    sampler: Sampler
-
-    @property
-    def slow(self) -> str:
-        return getattr(self.sampler, "slow", "")  # one's own may not derive from Sampler
-
-    @property
-    def in_place(self) -> bool:
-        return getattr(self.sampler, "in_place", False)
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.slow = getattr(sampler, "slow", "")  # one's own may not derive from Sampler
+        self.in_place = getattr(sampler, "in_place", False)
 
     def __call__(
         self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
