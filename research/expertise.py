@@ -41,7 +41,7 @@ KINDS = {
 """By name: the data set and its options. A model that knows one kind solves almost none of the other."""
 PEERS = ("sums", "equations")
 SHARED, COPIED = 1000, 1000
-"""Problems of a kind that peers train on, and those after them that its expert copies."""
+"""Problems of a kind that peers train on, and those after them. An expert copies the latter without repeated ones."""
 STEPS, BATCH, RATE = 200, 16, 1e-3
 PROMPT = "Q: {question}\nA:"
 
@@ -55,6 +55,13 @@ def problems_of(kind: str, train: int, validation: int) -> tuple[Sequence[Prompt
     name, options = KINDS[kind]
     task = load_task(TaskConfig(name=name, options=options, train_size=train, validation_size=validation))
     return task.train, task.validation
+
+
+def copied_of(kind: str) -> Sequence[Prompt]:
+    """The problems that an expert copies: none that peers train on, or validate with."""
+    train, validation = problems_of(kind, SHARED, 200)
+    known = {problem.question for problem in (*train, *validation)}
+    return [p for p in problems_of(kind, SHARED + COPIED, 200)[0][SHARED:] if p.question not in known]
 
 
 def load(config: TaskConfig) -> Task:
@@ -111,7 +118,7 @@ def main(
     for kind in KINDS:
         if (target := out / f"smollm2-{kind}" / "config.json").exists():
             continue
-        copied = problems_of(kind, SHARED + COPIED, 50)[0][SHARED:]
+        copied = copied_of(kind)
         policy = Policy.load(
             PeerConfig(
                 name=kind,

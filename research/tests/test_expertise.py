@@ -10,7 +10,7 @@ from research import expertise
 from research.expertise import LIFTED_FURTHER, load
 
 
-def test_kinds_take_turns_and_the_expert_copies_other_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("reasoning_gym")
     monkeypatch.setattr(expertise, "SHARED", 20)
     task = load(TaskConfig(name="kinds", options={"kinds": ["sum", "equation"]}, validation_size=10))
@@ -18,8 +18,16 @@ def test_kinds_take_turns_and_the_expert_copies_other_problems(monkeypatch: pyte
     for problems in (task.train, task.validation):
         kinds = ["sum" if "arithmetic problem" in p.question else "equation" for p in problems]
         assert kinds == ["sum", "equation"] * (len(problems) // 2)
-    copied = expertise.problems_of("sum", 40, 10)[0][20:]
-    assert not {p.question for p in copied} & {p.question for p in task.train}
+
+
+def test_an_expert_copies_problems_that_nobody_trains_on_or_validates_with() -> None:
+    pytest.importorskip("reasoning_gym")
+    for kind in expertise.KINDS:
+        task = load(TaskConfig(name="kinds", options={"kinds": [kind]}, validation_size=100))
+        known = {p.question for p in (*task.train, *task.validation)}
+        copied = expertise.copied_of(kind)
+        assert len(copied) > 900
+        assert not known & {p.question for p in copied}
 
 
 def test_a_success_is_lifted_down_to_a_hundredth() -> None:
