@@ -6,8 +6,9 @@
 ``small`` is the victim, at the rate 1.2e-3 for 40 rounds. In ``pair``, of recipes/demo_pair.toml, ``large`` attacks. In
 ``four``, of recipes/demo.toml with 24 prompts of 12 completions, ``large-b`` attacks beside two honest peers. In
 ``shared`` the same four share 72 prompts, and each samples one completion of each, as in that recipe's F-TIS arm. Texts
-are not tested there, and attackers have read the honest messages of the round. An attacker reads its victim's model, as
-a copy trained on the published messages would be, and runs the victim's honesty test on a message before it sends it:
+are not tested there, and attackers have read the honest messages of the round. No attacker chooses among prompts.
+An attacker reads its victim's model, as a copy trained on the published messages would be, and runs the victim's
+honesty test on a message before it sends it:
 
 - ``none``: an honest partner. ``alone-part``: no partner, and as much own sampling;
 - ``text``, ``lying_text``, ``creeping_text``: those of :mod:`research.attacks`, which do not look;
