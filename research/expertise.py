@@ -45,7 +45,6 @@ SHARED, COPIED = 1000, 1000
 STEPS, BATCH, RATE = 200, 16, 1e-3
 PROMPT = "Q: {question}\nA:"
 
-
 LIFTED_FURTHER = replace(F_TIS_LIFTED, weight=partial(lifted, least=0.01))
 """F-TIS-lifted with δ = .01."""
 
@@ -116,7 +115,8 @@ def main(
         (FINDINGS / "data" / "expertise-kinds.json").write_text(written(by_kind(runs, write)), encoding="utf-8")
         return
     for kind in KINDS:
-        if (target := out / f"smollm2-{kind}" / "config.json").exists():
+        target = out / f"smollm2-{kind}"
+        if (target / "tokenizer_config.json").exists():  # written last
             continue
         copied = copied_of(kind)
         policy = Policy.load(
@@ -139,8 +139,8 @@ def main(
             supervised_step(policy, examples)
             if step % 20 == 0:
                 print(f"{kind}: step {step} of {STEPS}", flush=True)
-        policy.model.merge_and_unload().save_pretrained(target.parent)
-        policy.tokenizer.save_pretrained(target.parent)
+        policy.model.merge_and_unload().save_pretrained(target)
+        policy.tokenizer.save_pretrained(target)
 
 
 if __name__ == "__main__":
