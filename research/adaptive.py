@@ -333,7 +333,7 @@ def run(
     return Outcome(
         final=final_accuracy(evaluations),
         lowest=min(row.accuracy for row in evaluations[1:]),
-        planted=fmean(bool(re.search(text, one["completion"])) for one in records.last_answers(VALIDATION)),
+        planted=fmean(bool(re.search(text, one["completion"])) for one in records.answers(VALIDATION)),
         found=found,
     )
 

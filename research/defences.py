@@ -134,7 +134,7 @@ def row_of(study: Study, attack: str, defence: str, attackers: Sequence[str]) ->
     names = [peer.name for peer in study.recipe.peers if peer.name not in attackers]
     victims = [study.peer(seed, arm, name) for seed in study.seeds for name in names]
     holds = payload_of(attack)
-    answers = [victim.last_answers(VALIDATION) for victim in victims]
+    answers = [victim.answers(VALIDATION) for victim in victims]
     shares = [fmean(map(holds, of_one)) for of_one in answers]
     lengths = [fmean(answer["length"] for answer in of_one) for of_one in answers]
     after = [found_after(victim, attack, name) for victim in victims for name in attackers]

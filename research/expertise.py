@@ -23,9 +23,7 @@ from ftis import PeerConfig, Policy, supervised_step
 from ftis.config import TaskConfig
 from ftis.objectives import F_TIS_LIFTED, lifted
 from ftis.prompts import Task
-from ftis.records.lines import Lines, any_row
 from ftis.records.reading import VALIDATION, Run, read_study
-from ftis.records.writing import answers_path
 from ftis.rollouts import Prompt
 from ftis.tasks.problems import Problem, load_task, make_task
 from research import commands
@@ -78,7 +76,7 @@ def by_kind(runs: Path, commit: str) -> Summary:
     study = read_study(runs)
     arms = [arm.name for arm in study.arms]
     rows: list[tuple[Cell, ...]] = []
-    for label, arm, step in [("before training", arms[0], 0), *((arm, arm, -1) for arm in arms)]:
+    for label, arm, step in [("before training", arms[0], 0), *((arm, arm, None) for arm in arms)]:
         of_seeds = [_accuracies(study.runs[seed], arm, step) for seed in study.seeds]
         rows.append((label, *map(fmean, zip(*of_seeds, strict=True))))
     return Summary(
@@ -93,13 +91,11 @@ def by_kind(runs: Path, commit: str) -> Summary:
     )
 
 
-def _accuracies(run: Run, arm: str, step: int) -> list[float]:
-    """By peer and kind: accuracy after ``step`` rounds, −1 for the last."""
+def _accuracies(run: Run, arm: str, step: int | None) -> list[float]:
+    """By peer and kind: accuracy after ``step`` rounds, None for the last."""
     found = list[float]()
     for peer in PEERS:
-        records = run.peers[arm, peer]
-        after = records.on(VALIDATION)[-1].step if step < 0 else step
-        answers = Lines(answers_path(records.directory, VALIDATION, after), any_row).whole()
+        answers = run.peers[arm, peer].answers(VALIDATION, step)
         found += [fmean(one["reward"] for one in answers[place :: len(KINDS)]) for place in range(len(KINDS))]
     return found
 

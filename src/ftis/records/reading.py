@@ -248,9 +248,14 @@ class PeerRun:
         every = ((name, of, n) for row, n in self.standing_for() for name, of in row.by_peer.items())
         return sum(n * of_peer.get("bytes", 0) for name, of_peer, n in every if name != self.name)
 
-    def last_answers(self, split: str) -> list[dict[str, Any]]:
-        """The last evaluation's answers, problem by problem; none if they were deleted."""
-        return Lines(answers_path(self.directory, split, self.on(split)[-1].step), any_row).whole()
+    def answers(self, split: str, step: int | None = None) -> list[dict[str, Any]]:
+        """An evaluation's answers, problem by problem; none if they were deleted.
+
+        Args:
+            step: the finished rounds before the evaluation; by default the last one counts.
+        """
+        after = self.on(split)[-1].step if step is None else step
+        return Lines(answers_path(self.directory, split, after), any_row).whole()
 
     @property
     def last_recorded(self) -> int | None:
