@@ -17,7 +17,7 @@ from torch import Tensor
 from ftis.admission import Admission, Collected
 from ftis.config import Recipe
 from ftis.learning import Update
-from ftis.metric_keys import peer_key
+from ftis.metric_keys import DROPPED, REJECTED, peer_key
 from ftis.objectives import Diagnostics
 from ftis.rollouts import Prompt, Rollout
 from ftis.selection import Chosen, Judged, OwnOld
@@ -32,18 +32,18 @@ class Stopwatch:
         self._last = time.monotonic()
         self.laps: dict[str, float] = {}
 
-    def lap(self, name: str, besides: float = 0.0) -> None:
-        """End the stage ``name``; ``besides`` are seconds that belong to a stage of another round."""
+    def lap(self, stage: str, besides: float = 0.0) -> None:
+        """End a stage, by its key in metrics; ``besides`` are seconds that belong to a stage of another round."""
         now = time.monotonic()
-        self.laps[name], self._last = now - self._last - besides, now
+        self.laps[stage], self._last = now - self._last - besides, now
 
     @property
     def total(self) -> float:
         return sum(self.laps.values())
 
     def metrics(self) -> dict[str, float]:
-        """``step_time``, and ``time/<stage>`` of each stage."""
-        return {"step_time": self.total, **{f"time/{name}": seconds for name, seconds in self.laps.items()}}
+        """``step_time``, and the seconds of each stage."""
+        return {"step_time": self.total, **self.laps}
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ def participation(
             of_peer["waited"] = collected.waited[name]
         if index >= 0:
             of_peer["reward"] = float(batch.reward_N[batch.source_N == index].mean())
-        of_peer |= {f"dropped/{reason}": n for (source, reason), n in dropped.items() if source == name}
-        of_peer |= {f"rejected/{reason}": n for reason, n in Counter(str(r.reason) for r in rejections).items()}
+        of_peer |= {f"{DROPPED}{reason}": n for (source, reason), n in dropped.items() if source == name}
+        of_peer |= {f"{REJECTED}{reason}": n for reason, n in Counter(str(r.reason) for r in rejections).items()}
         for rejection in rejections[:1]:
             of_peer["first_rejection"] = rejection.detail
         of_peer.update(weights.get(name, {}))

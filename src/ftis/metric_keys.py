@@ -1,6 +1,7 @@
-"""Keys of metrics about one peer, ``peer/<name>/<measure>``: written and read here and nowhere else.
+"""Keys of a round's metrics that have parts: those of its stages, and those about one peer.
 
-A peer's name may hold dots but no slash; a measure may hold slashes, as ``rejected/bad_logp`` does.
+A key about one peer is ``peer/<name>/<measure>``. A peer's name may hold dots but no slash; a measure may hold slashes,
+as ``rejected/bad_logp`` does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeVar
 
-PREFIX = "peer/"
+SAMPLE, DRAW, EXCHANGE, WAIT = "time/sample", "time/draw", "time/exchange", "time/wait"
+ADMIT, LOGP, UPDATE = "time/admit", "time/logp", "time/update"
+"""The seconds of a round's stages."""
+
+PREFIX, DROPPED, REJECTED = "peer/", "dropped/", "rejected/"
+"""Beginnings of the keys about a peer, and of measures that end in a reason."""
 NO_NUMBERS = ("first_rejection", "honesty/passages")
 """Endings of the keys of metrics that hold a text or a list."""
 

@@ -15,6 +15,7 @@ from ftis.config import Recipe
 from ftis.learning import judge, learn
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.member import Member, Outgoing
+from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
 from ftis.policy import ModelError, Policy, positions_of
 from ftis.rollouts import Batch, Floats, Group, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
@@ -89,29 +90,29 @@ class Peer:
         clock, drawn = Stopwatch(), self.ahead
         if drawn is None or drawn.round != round:
             drawn = Drawn(round, self.sample(round))
-        clock.lap("sample", -drawn.seconds)
+        clock.lap(SAMPLE, -drawn.seconds)
         offered: Sequence[Group] = [scored.group for scored in drawn.own]
         if self.attack is not None:
             offered = self.attack(drawn.own, self)
         outgoing = self.member.outgoing(round, offered)
-        clock.lap("exchange")
+        clock.lap(EXCHANGE)
         self._begun[round], self.ahead = Begun(drawn, len(outgoing.message), clock), None
         return outgoing
 
     def sample_ahead(self, round: int) -> None:
         """Sample the groups of a later round from the present weights, before this one is learned from."""
         clock, own = Stopwatch(), self.sample(round)
-        clock.lap("sample")
+        clock.lap(SAMPLE)
         self.ahead = Drawn(round, own, seconds=clock.total)
 
     def finish(self, round: int, collected: Collected) -> RoundRecord:
         """Admit, judge, select and learn: the second half of a round that has begun."""
         drawn, sent_bytes, clock = self._begun[round]
-        clock.lap("wait", self.ahead.seconds if self.ahead else 0.0)
+        clock.lap(WAIT, self.ahead.seconds if self.ahead else 0.0)
         admissions = self.member.admit(collected, round)
         admitted = [group for admission in admissions for group in admission.admitted]
         batch = collate([*drawn.own, *admitted], self.member.prompt_ids, self.name)
-        clock.lap("admit")
+        clock.lap(ADMIT)
         heard = RoundExchange(collected, sent_bytes, admissions)
         record = self.learn_from(round, batch, heard, clock, drawn.staleness)
         del self._begun[round]
@@ -138,7 +139,7 @@ class Peer:
         steps = minibatches(self.recipe, self.name, round, len(batch))
         advantage_N = member.advantages(batch)
         judged = judge(batch, advantage_N, policy, self.decoding, member.objective, len(steps), staleness == 0)
-        clock.lap("logp")
+        clock.lap(LOGP)
 
         chosen = member.choose(judged)
         rate = look_up("learning_rate", "engine", ENGINES)(member.config, self.recipe.training, round)
@@ -146,7 +147,7 @@ class Peer:
         self.learning = True
         update, judged = learn(policy, judged, chosen, member.objective, self.decoding, steps, self.reference)
         self.sampler.weights_moved(policy)
-        clock.lap("update")
+        clock.lap(UPDATE)
 
         stale = {"sampling/staleness": staleness} if self.recipe.training.overlap else {}
         return member.record(judged, chosen, update, heard, clock, rate, policy.end_ids, stale)

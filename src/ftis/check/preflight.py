@@ -25,6 +25,7 @@ from ftis.engines.devices import peak_bytes
 from ftis.engines.machine import cores, with_threads
 from ftis.experiment.workers import Job, Stop, run_jobs
 from ftis.measures import RoundExchange, Stopwatch, has_ended
+from ftis.metric_keys import LOGP, SAMPLE, UPDATE
 from ftis.objectives import Objective
 from ftis.peer import Peer
 from ftis.preparing.checks import Checked
@@ -278,7 +279,7 @@ def sample(peer: Peer, items: Sequence[int]) -> Trial:
     """A whole group for each item: in horizontal mode its rewards differ or agree over all peers' rollouts."""
     watch = Stopwatch()
     own = peer.sample_items(items, peer.recipe.sampling.num_generations, 0, "preflight")
-    watch.lap("sample")
+    watch.lap(SAMPLE)
     return Trial(own, [peer.member.admitter.score_group(group) for group in own], watch.total)
 
 
@@ -288,7 +289,7 @@ def seconds_to_learn(peer: Peer, scored: Sequence[ScoredGroup]) -> float:
     watch = Stopwatch()
     batch = collate(alternating, peer.member.prompt_ids, peer.name)
     peer.learn_from(0, batch, RoundExchange(Collected({}), 0, ()), watch)
-    return watch.laps["logp"] + watch.laps["update"]
+    return watch.laps[LOGP] + watch.laps[UPDATE]
 
 
 def extrapolated(n: int, seconds: float, more: int, more_seconds: float, wanted: int) -> float:

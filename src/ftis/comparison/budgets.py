@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ftis.metric_keys import WAIT
 from ftis.recipe.arms import Arm, rollouts_per_round
 from ftis.records.reading import PeerRun, Study, own_seconds
 
@@ -85,5 +86,5 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
         "bytes_received": peer.bytes_received,
         "seconds": sum(own.values()),
         **{f"seconds_{part}": seconds for part, seconds in own.items()},
-        "seconds_waited": peer.total("time/wait"),
+        "seconds_waited": peer.total(WAIT),
     }

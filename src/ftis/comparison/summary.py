@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.config import Recipe, TrainingConfig
+from ftis.metric_keys import WAIT
 from ftis.recipe.arms import arms_of
 from ftis.records.files import write_json
 from ftis.records.plan import SUMMARY
@@ -61,7 +62,7 @@ def _of_peer(peer: PeerRun, training: TrainingConfig) -> dict[str, Any]:
         "best_step": best,
         "model_step": best if best and training.load_best_model_at_end else peer.step,
         "seconds": sum(own_seconds(peer.rounds).values()),
-        "seconds_waited": peer.total("time/wait"),
+        "seconds_waited": peer.total(WAIT),
         "reward": last.get("reward", 0.0),
         "tokens_sampled": last.get("tokens_sampled", 0),
         "bytes_sent": peer.bytes_sent,

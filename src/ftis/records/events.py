@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
+
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
     """The run was asked to stop. The code that raises it has changed nothing since the last finished round."""
@@ -149,14 +151,14 @@ class Evaluated:
     reward_std: float | None = None
 
 
-STAGES = {"sampling": ("sample", "exchange"), "waiting": ("wait",), "learning": ("admit", "logp", "update")}
-"""The states of a peer in a round, each with its stages of metrics.jsonl. Between rounds a peer is evaluating."""
+STAGES = {"sampling": (SAMPLE, EXCHANGE), "waiting": (WAIT,), "learning": (ADMIT, LOGP, UPDATE)}
+"""The states of a peer in a round, each with the keys of its stages. Between rounds a peer is evaluating."""
 
 
 def seconds_by_stage(*rounds: Mapping[str, Any], states: Mapping[str, Sequence[str]] = STAGES) -> dict[str, float]:
     """Seconds in each state, over the metrics of some rounds."""
     return {
-        name: float(sum(metrics.get(f"time/{stage}") or 0 for metrics in rounds for stage in stages))
+        name: float(sum(metrics.get(stage) or 0 for metrics in rounds for stage in stages))
         for name, stages in states.items()
     }
 

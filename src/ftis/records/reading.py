@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import Recipe
-from ftis.metric_keys import NO_NUMBERS, by_peer, peer_key
+from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, NO_NUMBERS, SAMPLE, UPDATE, by_peer, peer_key
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.events import seconds_by_stage
 from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
@@ -106,8 +106,8 @@ def _require(line: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str)
             raise TypeError(f"{key} is {line[key]!r}")
 
 
-OWN_WORK = {"sampling": ("sample",), "exchange": ("exchange", "admit"), "training": ("logp", "update")}
-"""A peer's own work, without evaluation and without waiting for the others, each part with its stages."""
+OWN_WORK = {"sampling": (SAMPLE,), "exchange": (EXCHANGE, ADMIT), "training": (LOGP, UPDATE)}
+"""A peer's own work, without evaluation and without waiting for the others, each part with the keys of its stages."""
 
 
 def own_seconds(rounds: Iterable[RoundRow]) -> dict[str, float]:

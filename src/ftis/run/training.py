@@ -15,6 +15,7 @@ from ftis.engines.stops import Stopping
 from ftis.guards.regret import NoRegret
 from ftis.measures import RoundRecord
 from ftis.member import Outgoing
+from ftis.metric_keys import DRAW, SAMPLE, UPDATE, WAIT
 from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
 from ftis.records.events import (
@@ -57,10 +58,10 @@ def drawing_copy(sampler: Sampler) -> Copied | None:
 def count_draw(metrics: dict[str, Any], drawing: Drawing) -> None:
     """Count as sampling the seconds in which a round did nothing but wait for a draw; add the draw's own seconds."""
     waited = drawing.sampler.waited
-    metrics["time/wait"] -= drawing.started
-    metrics["time/update"] -= waited
-    metrics["time/sample"] += drawing.started + waited
-    metrics["time/draw"] = drawing.sampler.drew
+    metrics[WAIT] -= drawing.started
+    metrics[UPDATE] -= waited
+    metrics[SAMPLE] += drawing.started + waited
+    metrics[DRAW] = drawing.sampler.drew
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median_high
 from typing import Any
 
-from ftis.metric_keys import peer_key
+from ftis.metric_keys import DRAW, SAMPLE, WAIT, peer_key
 from ftis.records.reading import RoundRow
 
 ROUNDS = 4
@@ -63,12 +63,12 @@ class Share:
         prompts = metrics.get(peer_key(self.own, "admitted"), 0) / self.group
         if self.is_equal or not prompts:
             return
-        seconds = metrics["step_time"] - metrics["time/wait"]
+        seconds = metrics["step_time"] - metrics[WAIT]
         measured, self.drawn = self.drawn, None
-        if "time/draw" in metrics:
-            self.drawn = metrics["time/draw"], seconds
+        if DRAW in metrics:
+            self.drawn = metrics[DRAW], seconds
         elif measured is None:
-            measured = metrics["time/sample"], seconds
+            measured = metrics[SAMPLE], seconds
         if measured is not None:
             sampling, seconds = measured
             self.each.append(max(sampling / prompts, 1e-6))

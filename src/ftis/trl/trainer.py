@@ -35,6 +35,7 @@ from ftis.engines.agreement import require_agreement, trial
 from ftis.environments.play import Player, player_of
 from ftis.learning import Update
 from ftis.measures import RoundExchange, Stopwatch
+from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
@@ -317,13 +318,13 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return super()._generate_and_score_completions(inputs)
         member, ranks, clock = self.member, self.ranks, self._clock
         own, known, out = self._sample()
-        clock.lap("sample")
+        clock.lap(SAMPLE)
         admitted = ranks.from_main(lambda: self._trade(own, clock), waits=True)
         batch = collate([*own, *self._score(admitted)], member.prompt_ids, member.name)
-        clock.lap("admit")
+        clock.lap(ADMIT)
         reported = {"sampling_per_token_logps", "old_per_token_logps"} <= out.keys()
         self._judged = self.foreign.judged(batch, known, reported)
-        clock.lap("logp")
+        clock.lap(LOGP)
         self._chosen: Chosen = ranks.from_main(lambda: self.member.choose(self._judged))
         joined, self._beta_factor = self.foreign.joined(self._judged, self._chosen, out, known)
         return joined
@@ -455,10 +456,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _trade(self, own: Sequence[ScoredGroup], clock: Stopwatch) -> list[ScoredGroup]:
         """Offer own groups, wait for the others', and admit them; without rewards."""
         outgoing = self.member.outgoing(self._round, [scored.group for scored in own])
-        clock.lap("exchange")
+        clock.lap(EXCHANGE)
         if (collected := self._link.exchange(outgoing)) is None:
             raise Stopped
-        clock.lap("wait")
+        clock.lap(WAIT)
         admissions = self.member.admit(collected, self._round)
         self._heard = RoundExchange(collected, len(outgoing.message), admissions)
         return [group for admission in admissions for group in admission.admitted]
@@ -495,7 +496,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         member, per_step = self.member, int(self.args.gradient_accumulation_steps)
         of_steps = torch.stack(self._losses).reshape(-1, per_step).sum(1)
         losses, self._losses = self.accelerator.reduce(of_steps, reduction="mean").tolist(), []
-        self._clock.lap("update")
+        self._clock.lap(UPDATE)
         member.cursor = replace(member.cursor, step=self._round)
         if self.ranks.is_main:
             self._record(Update.of(losses, (), ()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.check.formatting import amount, counted, seconds_text
+from ftis.metric_keys import DRAW, SAMPLE
 from ftis.records.events import seconds_by_stage
 from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
 from ftis.view.charts import ROUND, Chart, Series, chart
@@ -140,7 +141,7 @@ def _megabytes(count: float) -> str:
 
 
 def _tokens_per_second(rows: Sequence[RoundRow]) -> str:
-    seconds = sum(row.measures.get("time/draw") or row.measures.get("time/sample", 0.0) for row in rows[1:])
+    seconds = sum(row.measures.get(DRAW) or row.measures.get(SAMPLE, 0.0) for row in rows[1:])
     first, last = (row.measures.get("tokens_sampled") for row in (rows[0], rows[-1]))
     return amount((last - first) / seconds) if seconds and first is not None and last is not None else "–"
 

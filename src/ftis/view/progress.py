@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from ftis.check.formatting import counted, in_bytes, in_time, seconds_text, visible
-from ftis.metric_keys import by_peer
+from ftis.metric_keys import DRAW, SAMPLE, WAIT, by_peer
 from ftis.records.events import (
     ArmBegun,
     AskedToStop,
@@ -244,7 +244,7 @@ class Display:
             notes["signal"] = f"{1 - metrics['frac_reward_zero_std']:.0%}"
         before = self._tokens.get(name, 0 if metrics["step"] == 1 else None)
         self._tokens[name] = metrics.get("tokens_sampled", 0)
-        if before is not None and (seconds := metrics.get("time/draw") or metrics.get("time/sample")):
+        if before is not None and (seconds := metrics.get(DRAW) or metrics.get(SAMPLE)):
             notes["tokens/s"] = f"{(self._tokens[name] - before) / seconds:,.0f}"
         return notes
 
@@ -258,7 +258,7 @@ class Display:
         if "frac_reward_zero_std" in metrics:
             parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of all groups with signal")
         if "step_time" in metrics:
-            waited = metrics.get("time/wait") or 0.0
+            waited = metrics.get(WAIT) or 0.0
             waiting = f" and {seconds_text(waited)} s waiting" if waited >= 0.01 else ""
             parts.append(f"{seconds_text(metrics['step_time'] - waited)} s{waiting}")
         if tokens_per_second:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from ftis.metric_keys import peer_key
+from ftis.metric_keys import DROPPED, REJECTED, WAIT, peer_key
 from ftis.records.reading import VALIDATION, ArmOfRun, EvaluationRow, PeerRun, RoundRow
 
 WINDOW = 10
@@ -289,7 +289,7 @@ def _usual(rows: Sequence[RoundRow]) -> float | None:
     timed = [row for row in rows if "step_time" in row.measures]
     if not timed:
         return None
-    waits = [(row, row.measures.get("time/wait") or 0.0) for row in timed]
+    waits = [(row, row.measures.get(WAIT) or 0.0) for row in timed]
     later = [wait for row, wait in waits if row.step > 1]
     return fmean(row.measures["step_time"] - wait for row, wait in waits) + (median(later) if later else 0.0)
 
@@ -453,8 +453,8 @@ def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
         offered=total("admitted") + total("passed_over"),
         used=total("kept"),
         zero=total("zero_advantage"),
-        dropped=by_reason("dropped/"),
-        rejected=by_reason("rejected/"),
+        dropped=by_reason(DROPPED),
+        rejected=by_reason(REJECTED),
         first_rejection=next((str(m["first_rejection"]) for m in reversed(measured) if m.get("first_rejection")), ""),
         rounds=len(measured),
         missing=sum(not (measures.get("delivered") or measures.get("late")) for measures in measured),
