@@ -17,7 +17,6 @@ from rich.console import Console
 from ftis.check.formatting import visible
 from ftis.view import charts
 from ftis.view.charts import (
-    INKS,
     Area,
     Chart,
     Plot,
@@ -37,6 +36,7 @@ from ftis.view.sections import (
     Section,
     Table,
     asset,
+    inks_by_day,
     on_terminal,
     render_figure,
     render_section,
@@ -68,10 +68,9 @@ def test_arms_can_be_told_apart_and_read_by_day_and_in_the_dark() -> None:
     assert list(styles) == [*names, *baselines]
     assert len({(style.ink, style.dashes) for style in styles.values()}) == 23
     rules, _, dark = asset("page.css").partition("@media (prefers-color-scheme: dark)")
-    by_day, by_night = (dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", part)) for part in (rules, dark))
-    assert {ink: by_day[ink] for ink in INKS} == dict(INKS)
+    by_day, by_night = inks_by_day(), dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", dark))
     for ink in (*charts.COLOURS, *charts.BASELINE_COLOURS, "bad", "soft"):
-        assert 1.05 / (luminance(INKS[ink]) + 0.05) >= 4.5, ink
+        assert 1.05 / (luminance(by_day[ink]) + 0.05) >= 4.5, ink
         assert (luminance(by_night[ink]) + 0.05) / (luminance(by_night["paper"]) + 0.05) >= 4.5, ink
         assert f".chart .{ink} {{ color: var(--{ink}); }}" in rules
 
@@ -82,11 +81,13 @@ def test_arms_can_be_told_apart_by_people_without_red_or_green_cones() -> None:
         "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
         "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
     }
+    by_day = inks_by_day()
     for matrix in seen_by.values():
         # Of three baselines and more, and of the grey one beside three arms and more, the line tells which.
         for inks in ((*charts.COLOURS[:4], "ink"), (*charts.COLOURS[:2], *charts.BASELINE_COLOURS)):
             seen = [
-                lab([sum(w * p for w, p in zip(row, linear(INKS[ink]), strict=True)) for row in matrix]) for ink in inks
+                lab([sum(w * p for w, p in zip(row, linear(by_day[ink]), strict=True)) for row in matrix])
+                for ink in inks
             ]
             assert min(math.dist(a, b) for a, b in combinations(seen, 2)) > 25
 

@@ -4,13 +4,13 @@
 file. There is no other way to draw.
 
 People who see red and green alike can tell the colours apart, and an arm has the same colour and line in every chart.
-An ink is a name: ``page.css`` has its colours in light and dark mode, :data:`INKS` its colour on paper.
+An ink is a name: ``page.css`` has its colours in light and dark mode. A file has the one of light mode.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -21,25 +21,6 @@ from ftis.config import cut
 LONGEST_NAME = 18
 LONGEST_BESIDE = 26
 """The most letters of a name beside a line; the chart grows by its length."""
-
-INKS: Mapping[str, str] = {
-    "line-0": "#1f5fd0",
-    "line-1": "#b04300",
-    "line-2": "#00745a",
-    "line-3": "#8a1f7a",
-    "line-4": "#7d5b00",
-    "line-5": "#1b1f24",
-    "line-6": "#b3204d",
-    "line-7": "#5a6470",
-    "ink": "#1b1f24",
-    "soft": "#525c67",
-    "rule": "#d9dee4",
-    "bad": "#862237",
-    "kept": "#2b6777",
-    "dropped": "#e8a33d",
-    "weights": "#6a3d9a",
-}
-"""The colours of the inks, on paper and in light mode."""
 
 LINES = 8
 """The number of inks ``line-0``, ``line-1``, … for lines without a style of their own."""

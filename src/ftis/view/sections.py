@@ -23,7 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.text import Text
 
 from ftis.check.formatting import interval_text, number, true_minus, visible
-from ftis.view.charts import INKS, Chart
+from ftis.view.charts import Chart
 
 MOST_COLUMNS = 3
 """The most charts that stand side by side."""
@@ -174,7 +174,14 @@ def render_figure(rows: Sequence[Sequence[Chart]]) -> str:
     ]
     wide = max(sum(chart.width for chart in row) for row in rows)
     figure = _environment().get_template("figure.svg")
-    return figure.render(charts=placed, width=wide, height=sum(heights), inks=INKS) + "\n"
+    return figure.render(charts=placed, width=wide, height=sum(heights), inks=inks_by_day()) + "\n"
+
+
+def inks_by_day() -> dict[str, str]:
+    """The colours of a chart's inks on paper and in light mode, by ``page.css``."""
+    rules, _, _ = asset("page.css").partition("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--([\w-]+): (#\w+);", rules))
+    return {ink: colours[ink] for ink in re.findall(r"\.chart \.([\w-]+) { color: var", rules)}
 
 
 def asset(name: str) -> str:
