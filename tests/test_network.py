@@ -470,7 +470,7 @@ def test_a_status_has_totals_of_all_rounds_and_reads_as_it_was_stated() -> None:
     for reward in (0.5, 0.25):
         of_b = {"peer/b/admitted": 8, "peer/b/late": 1, "peer/b/honesty/quarantined": reward < 0.5}
         status.hear(RoundEnded({"step": 1, "reward": reward, "time/wait": 2.0, **of_b}))
-    said = read_status(json.dumps({**status.facts, "live": ["b"]}).encode())
+    said = read_status(status.stated(["b"]).encode())
     assert said == status.facts | {"live": ["b"]}
     assert (said["reward"], said["seconds"]["waiting"]) == (0.25, 4.0)
     assert said["from"]["b"] == {"admitted": 16, "rejected": 0, "late": 2, "bytes": 0, "quarantined": 1}

@@ -160,7 +160,7 @@ class NetworkExchange:
     def _linger(self) -> None:
         """Serve the last rounds, for ``deadline`` seconds at most, to those who still need them or may come back."""
         give_up = time.monotonic() + self.recipe.network.deadline
-        self.status.facts["state"] = "finished"
+        self.status.doing("finished")
         with self.changed:
             while not (self.rounds.may_leave() or self._should_stop() or time.monotonic() >= give_up):
                 self.changed.wait(timeout=2 * POLL_SECONDS)
@@ -177,9 +177,9 @@ class NetworkExchange:
 
     def wait_for(self, messages: Callable[[], Collected | None]) -> Collected | None:
         """The result of :meth:`offer_and_collect`. Until it is there, the peer's status is that it collects."""
-        self.status.facts["state"] = "collecting"
+        self.status.doing("collecting")
         collected = messages()
-        self.status.facts["state"] = "training"
+        self.status.doing("training")
         return collected
 
     def offer_and_collect(self, outgoing: Outgoing) -> Collected | None:
@@ -202,7 +202,7 @@ class NetworkExchange:
         with self.changed:
             target, decisions = self.rounds.catch_up(round)
         self._carry_out(decisions)
-        self.status.facts |= {"state": "sampling", "round": target, "rounds": self.recipe.training.rounds}
+        self.status.doing("sampling", round=target, rounds=self.recipe.training.rounds)
         return target
 
     def own_share(self, round: int) -> int:
@@ -452,7 +452,7 @@ class NetworkExchange:
     def _answer_status(self, query: zenoh.Query) -> None:
         with self.changed:
             live = self.rounds.live
-        query.reply(f"ftis/status/{self.recipe.name}/{self.peer}", json.dumps({**self.status.facts, "live": live}))
+        query.reply(f"ftis/status/{self.recipe.name}/{self.peer}", self.status.stated(live))
 
 
 def _peer_and_round(key: str) -> tuple[str, int]:

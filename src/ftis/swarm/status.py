@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftis.config import PEER_NAME
@@ -14,6 +15,8 @@ from ftis.version import VERSION
 
 LONGEST_TEXT, MOST_PEERS = 64, 256
 """The most letters of a text, and the most names, that are taken from a status."""
+COUNTS = ("admitted", "rejected", "late", "bytes")
+"""The measures of another peer that a status sums up."""
 
 
 class Status:
@@ -23,12 +26,20 @@ class Status:
         self.facts = dict[str, Any](name=name, run=run, peer=peer, state="starting", version=VERSION)
         self._since = time.monotonic()
 
+    def doing(self, state: str, **rounds: int) -> None:
+        """State what the peer does from now on, and in which of how many rounds."""
+        self.facts |= {"state": state, **rounds}
+
+    def stated(self, live: Sequence[str]) -> str:
+        """The statement as JSON, with the names of the peers that are seen."""
+        return json.dumps({**self.facts, "live": live})
+
     def hear(self, event: Event) -> None:
         """Add a round or an evaluation that ended to the totals."""
         if isinstance(event, RoundEnded):
             totals = dict(self.facts.get("from", {}))
             for name, of in by_peer(event.metrics).items():
-                counts = {key: int(of.get(key, 0)) for key in ("admitted", "rejected", "late", "bytes")}
+                counts = {key: int(of.get(key, 0)) for key in COUNTS}
                 quarantined = int(of.get("honesty/quarantined", False))
                 totals[name] = _sum(totals.get(name, {}), counts) | {"quarantined": quarantined}
             self.facts |= {"reward": event.metrics["reward"], "from": totals}

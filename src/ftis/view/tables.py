@@ -23,6 +23,7 @@ from ftis.experiment.processes import runs_in_parallel
 from ftis.prompts import AnswerKind
 from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
+from ftis.swarm.status import COUNTS
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, headlines
 from ftis.view.sections import Cell, RowGroup, Table, on_terminal
@@ -197,7 +198,7 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
     for peer in peers:
         run, round = peer.get("run", ""), peer.get("round", 0)
         totals = {name: of for name, of in peer.get("from", {}).items() if name != peer.get("peer")}
-        sums = [sum(of.get(key, 0) for of in totals.values()) for key in ("admitted", "rejected", "late", "bytes")]
+        sums = [sum(of.get(key, 0) for of in totals.values()) for key in COUNTS]
         rows.append(
             [
                 visible(f"{peer.get('name', '')[:32]} {run[:6]}"),
