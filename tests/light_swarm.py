@@ -15,7 +15,7 @@ from typing import Any
 
 from watched import HUNG, Watched
 
-from ftis.swarm.certificates import new_certificates
+from ftis.swarm.certificates import network_keys, new_certificates
 from ftis.swarm.identity import collect_roster, new_key, roster_text
 
 SCRIPT = Path(__file__).with_name("light_peer.py")
@@ -26,12 +26,6 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
-
-
-def tls_files(place: Path, name: str) -> dict[str, str]:
-    """The keys of [network] for a peer's certificate in ``place``."""
-    files = {"tls_authority": "ca.pem", "tls_certificate": f"{name}.pem", "tls_key": f"{name}.tls.key"}
-    return {key: str(place / file) for key, file in files.items()}
 
 
 @dataclass
@@ -69,7 +63,11 @@ class Swarm:
             address = {name: f"tls/127.0.0.1:{free_port()}" for name in self.names}
             for name in self.names:
                 others = [address[other] for other in self.names if other != name]
-                self.own_network[name] = {"listen": [address[name]], "connect": others, **tls_files(self.place, name)}
+                self.own_network[name] = {
+                    "listen": [address[name]],
+                    "connect": others,
+                    **network_keys(self.place / name),
+                }
 
     def __enter__(self) -> Swarm:
         return self

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import zenoh
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
-from light_swarm import free_port, tls_files
+from light_swarm import free_port
 from rich.console import Console
 
 from ftis.admission import Collected
@@ -32,7 +32,7 @@ from ftis.engines.machine import in_background
 from ftis.member import Outgoing
 from ftis.records.events import RoundEnded
 from ftis.swarm import manifest as manifests
-from ftis.swarm.certificates import new_certificates
+from ftis.swarm.certificates import network_keys, new_certificates
 from ftis.swarm.facts import ExchangeError, agreement, run_id
 from ftis.swarm.identity import load_key, new_key
 from ftis.swarm.link import NetworkExchange
@@ -352,7 +352,7 @@ def test_thirty_two_peers_hear_each_other(tmp_path: Path, monkeypatch: pytest.Mo
 
 def tls(place: Path, name: str, port: int, listens: bool) -> dict[str, Any]:
     own, other = ("listen", "connect") if listens else ("connect", "listen")
-    return {own: [f"tls/127.0.0.1:{port}"], other: [], **tls_files(place, name)}
+    return {own: [f"tls/127.0.0.1:{port}"], other: [], **network_keys(place / name)}
 
 
 def test_only_the_swarms_own_certificates_connect(tmp_path: Path) -> None:

@@ -161,9 +161,9 @@ def settings_of(connect: list[str] | None, listen: list[str] | None, tls: Path |
     if listen:
         settings["listen"] = listen
     if tls is not None:
-        settings["tls_authority"] = str(tls.parent / "ca.pem")
-        settings["tls_certificate"] = f"{tls}.pem"
-        settings["tls_key"] = f"{tls}.tls.key"
+        from ftis.swarm.certificates import network_keys
+
+        settings |= network_keys(tls)
     return settings
 
 

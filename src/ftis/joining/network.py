@@ -19,7 +19,7 @@ from ftis.records.events import NetworkEvent
 from ftis.records.files import write_whole
 from ftis.records.writing import EventLog
 from ftis.swarm.facts import agreement, run_id
-from ftis.swarm.identity import IdentityError, Roster, load_key, new_key, public_hex, read_roster, roster_digest
+from ftis.swarm.identity import IdentityError, Roster, kept_key, load_key, public_hex, read_roster, roster_digest
 from ftis.swarm.link import NetworkExchange
 from ftis.swarm.session import ways_in
 from ftis.tasks.jsonl import files
@@ -43,10 +43,8 @@ def credentials(recipe: Recipe, peer: str, directory: Path) -> tuple[Ed25519Priv
                 "the run has no roster of public keys: give --roster and --key (ftis keys new, ftis keys roster), or "
                 "--open where whoever can connect is trusted (docs/threat-model.md says what that costs)"
             )
-        path = Path(network.key) if network.key else directory / f"{peer}.key"
-        if not network.key and not path.exists():
-            new_key(directory, peer)
-        return load_key(path), None
+        key = load_key(Path(network.key)) if network.key else kept_key(directory, peer)
+        return key, None
     roster = read_roster(Path(network.roster))
     if network.key is None:
         raise IdentityError(f"peer {peer!r} has no key: give --key (ftis keys new makes one)")

@@ -119,10 +119,14 @@ def saved_step(path: Path) -> int | None:
     return int(named[1]) if named else None
 
 
+PARTIAL = ".partial-"
+"""The beginning of the name of a directory that is not whole."""
+
+
 @contextmanager
 def partial_directory(parent: Path) -> Iterator[Path]:
     """A directory in ``parent`` that is deleted at the end, unless it was renamed."""
-    path = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
+    path = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=parent))
     try:
         yield path
     finally:

@@ -32,7 +32,7 @@ class Records:
         self.directory = directory
         self.trackers = trackers
         self.keep_rollouts = keep_rollouts
-        (directory / "rollouts").mkdir(parents=True, exist_ok=True)
+        rollouts_path(directory, 0).parent.mkdir(parents=True, exist_ok=True)
         (directory / "evaluations").mkdir(exist_ok=True)
 
     def cut_back_to(self, step: int) -> None:

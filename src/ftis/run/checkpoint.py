@@ -28,7 +28,7 @@ from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
 from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
-from ftis.records.files import checkpoint_path, partial_directory, saved_steps, whole_directory
+from ftis.records.files import PARTIAL, checkpoint_path, partial_directory, saved_steps, whole_directory
 from ftis.selection import Selection
 
 STATE = "trainer_state"
@@ -63,7 +63,7 @@ def save(
     """
     target = checkpoint_path(directory, cursor.step)
     try:
-        for leftover in directory.glob(".partial-*"):  # of a save that was killed
+        for leftover in directory.glob(f"{PARTIAL}*"):  # of a save that was killed
             shutil.rmtree(leftover, ignore_errors=True)
         with whole_directory(target) as partial:
             policy.save_pretrained(partial)

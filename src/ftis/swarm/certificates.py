@@ -60,6 +60,11 @@ def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str]
         write(directory / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
 
 
+def network_keys(of: Path) -> dict[str, str]:
+    """The keys of ``[network]`` for a peer's certificate; ``of`` is its path without the ending."""
+    return {"tls_authority": str(of.parent / "ca.pem"), "tls_certificate": f"{of}.pem", "tls_key": f"{of}.tls.key"}
+
+
 def _authority(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     key_file, certificate_file = directory / "ca.key", directory / "ca.pem"
     if key_file.exists():

@@ -62,6 +62,14 @@ def new_key(directory: Path, name: str) -> str:
     return public_hex(key)
 
 
+def kept_key(directory: Path, name: str) -> Ed25519PrivateKey:
+    """The private key of ``name`` in ``directory``; a missing one is made."""
+    path = directory / f"{name}.key"
+    if not path.exists():
+        new_key(directory, name)
+    return load_key(path)
+
+
 def load_key(path: Path) -> Ed25519PrivateKey:
     """The private key in ``path``.
 
