@@ -355,9 +355,9 @@ def experiment(
 
 def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool) -> None:
     """Train the arms under every seed; print and write their comparison."""
+    from ftis.comparison.results import read_results
     from ftis.recipe.arms import experiment_directory, keep_arms
-    from ftis.records.files import read_json
-    from ftis.records.plan import RESULTS, experiment_before
+    from ftis.records.plan import experiment_before
     from ftis.records.reading import read_study
     from ftis.view import tables
 
@@ -372,7 +372,7 @@ def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_r
     if directory is None:
         return
     report = report_on(directory)  # it writes results.json too
-    tables.print_comparison(read_json(directory / RESULTS), console)
+    tables.print_comparison(read_results(directory), console)
     console.print(f"report: {report}")
     fail_if_alone(read_study(directory).runs.values())
 

@@ -18,7 +18,7 @@ from ftis.comparison import stats
 from ftis.comparison.budgets import matched, spent
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.recipe.arms import Arm
-from ftis.records.files import write_json
+from ftis.records.files import read_json, write_json
 from ftis.records.plan import RESULTS
 from ftis.records.reading import VALIDATION, Study, final_accuracy, read_study
 
@@ -73,6 +73,15 @@ def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str,
     results["notes"] += notes
     write_json(study.directory / RESULTS, results)
     return results
+
+
+def read_results(directory: Path) -> dict[str, Any]:
+    """The results that :func:`compare` wrote.
+
+    Raises:
+        RecordsError: the file is absent or damaged.
+    """
+    return read_json(directory / RESULTS)
 
 
 def compared(study: Study) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ftis.check.formatting import amount, counted, seconds_text
 from ftis.metric_keys import DRAW, SAMPLE
-from ftis.records.events import seconds_by_stage
+from ftis.records.events import Evaluated, NetworkEvent, PeerFinished, PeerStarted, PeerStopped, seconds_by_stage
 from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
 from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
@@ -162,18 +162,18 @@ def events(arm: ArmOfRun) -> list[EventLine] | None:
 def _in_words(row: Mapping[str, Any], rounds: int) -> str:
     step = row.get("step", 0)
     match row.get("kind"):
-        case "network":
+        case NetworkEvent.kind:
             return str(row.get("text", ""))
-        case "start":
+        case PeerStarted.kind:
             return f"ready, {step} of {counted(rounds, 'round')} finished"
-        case "evaluation":
+        case Evaluated.kind:
             others = ("time", "kind", "step", "reward_std")
             splits = {k: v for k, v in row.items() if k not in others and isinstance(v, float)}
             each = ", ".join(f"{split} {accuracy:.3f}" for split, accuracy in splits.items())
             return f"evaluated: {each} after {counted(int(step), 'round')}"
-        case "stopped":
+        case PeerStopped.kind:
             return f"stopped after {counted(int(step), 'round')}, as it was asked to"
-        case "finished":
+        case PeerFinished.kind:
             return f"finished its last round, {step}"
     return ""
 

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ftis.metric_keys import DROPPED, REJECTED, WAIT, peer_key
+from ftis.records.events import NetworkEvent
 from ftis.records.reading import VALIDATION, ArmOfRun, EvaluationRow, PeerRun, RoundRow
 
 WINDOW = 10
@@ -427,7 +428,7 @@ def _last_without(rows: Sequence[RoundRow], seen: Callable[[RoundRow], bool]) ->
 
 def _notice(peer: PeerRun, now: float) -> str:
     """The peer's last remark about the network; "" if a round has ended since, or if it is too old or no news."""
-    heard = [event for event in peer.events if event.get("kind") == "network"][-1:]
+    heard = [event for event in peer.events if event.get("kind") == NetworkEvent.kind][-1:]
     news = heard and peer.noticed and now - peer.noticed < NOTICE_SECONDS and heard[0].get("what") in NEWS
     return str(heard[0].get("text", "")) if news else ""
 
