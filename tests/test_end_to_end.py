@@ -216,7 +216,7 @@ def test_the_checkpoint_that_validates_best_stays_and_is_named(
     place = run_of(workplace) / "F-TIS" / "a"
     assert {path.name for path in place.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (2, 5, 6)}
     peer = json.loads((run_of(workplace) / "summary.json").read_text())["arms"]["F-TIS"]["a"]
-    assert (peer["step"], peer["best_step"], peer["model_step"]) == (6, 2, 2)
+    assert (peer["rounds"], peer["best_step"], peer["model_step"]) == (6, 2, 2)
     assert f"{place.parent}: a/checkpoint-2, " in " ".join(capsys.readouterr().out.split())
 
 

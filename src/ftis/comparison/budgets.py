@@ -78,7 +78,6 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
         generated = float(sum(count for name, count in admitted if name == peer.name))
     return {
         "rounds": len(peer.rounds),
-        "optimizer_steps": peer.total("optimizer_steps"),
         "rollouts_trained": trained,
         "rollouts_generated": generated,
         "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
