@@ -27,7 +27,7 @@ from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import RunError, arms_of
 from ftis.records.files import locked, timestamp
-from ftis.records.plan import provenances, read_provenance, write_run
+from ftis.records.plan import Provenance, provenances, read_provenance, write_run
 from ftis.version import VERSION, commit
 
 LOCK, LOCK_SECONDS = ".lock", 30.0
@@ -36,7 +36,7 @@ OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
 """The parts that may differ for an arm that was added later, and for rounds after a resume."""
 
 
-def provenance(recipe: Recipe) -> dict[str, Any]:
+def provenance(recipe: Recipe) -> Provenance:
     """The provenance of a run that starts now."""
     arms, packages = arms_of(recipe), ["torch", "transformers", "peft", "numpy"]
     peers = [*recipe.peers, *(peer for arm in arms for peer in arm.recipe.peers)]
@@ -64,7 +64,7 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def beginning(recipe: Recipe, tasks: Iterable[Task], joined: str | None) -> dict[str, Any]:
+def beginning(recipe: Recipe, tasks: Iterable[Task], joined: str | None) -> Provenance:
     """The provenance with which a run's directory begins; ``joined`` is the one peer that trains there."""
     return {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
 
@@ -131,7 +131,7 @@ def check_problems(directory: Path, tasks: Sequence[Task]) -> None:
 def note_continuation(
     directory: Path,
     recipe: Recipe,
-    now: Mapping[str, Any],
+    now: Provenance,
     added: Sequence[str],
     changed: Mapping[str, tuple[Any, Any]],
 ) -> list[str]:
@@ -142,14 +142,14 @@ def note_continuation(
     """
     with locked(directory / LOCK, patience=LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
-        seen = any(all(of.get(key) == now[key] for key in OF_ITS_TIME[1:]) for of in before)
+        seen = any(all(of.get(key) == now.get(key) for key in OF_ITS_TIME[1:]) for of in before)
         if added or changed or not seen:
             more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
-            entry = {**{key: now[key] for key in OF_ITS_TIME}, **more}
+            entry = {**{key: now.get(key) for key in OF_ITS_TIME}, **more}
             objectives = {**now["objectives"], **known["objectives"]}
             document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
             write_run(directory, document, recipe if added or changed else None)
-        return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now[key]]
+        return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now.get(key)]
 
 
 def longest_unsaved(directory: Path, arm: str, save_every: int) -> int:

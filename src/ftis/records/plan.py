@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from ftis.config import Recipe, RecipeError
 from ftis.recipe.arms import Arm, arms_of, run_directory
@@ -22,6 +22,28 @@ from ftis.version import VERSION
 RECIPE, PROVENANCE, EXPERIMENT = "recipe.json", "provenance.json", "experiment.json"
 SUMMARY, RESULTS, CURVES, REPORT = "summary.json", "results.json", "learning_curves.svg", "report.html"
 """Files made from the records beside these documents."""
+
+
+class Provenance(TypedDict, total=False):
+    """The parts of provenance.json. Each may be absent; :mod:`ftis.directory.provenance` writes them.
+
+    An entry of ``continued`` has ``arms`` that were added, and keys of the recipe that ``changed``, before and after.
+    """
+
+    started: str
+    seed: int
+    commit: str | None
+    starters: dict[str, str]
+    objectives: dict[str, dict[str, Any]]
+    modules: dict[str, str]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    problems: list[str]
+    joined: str
+    continued: list[Provenance]
+    arms: list[str]
+    changed: dict[str, list[Any]]
+    rollbacks: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +83,7 @@ def read_plan(directory: Path) -> Plan:
             f"that ftis train or ftis join named, once it has begun"
         )
     document, is_experiment = read_json(file), file.name == EXPERIMENT
-    about = document if is_experiment else read_provenance(directory)
+    about = cast(Provenance, document) if is_experiment else read_provenance(directory)
     try:
         recipe = parse(document["recipe"] if is_experiment else document, str(file), recorded=True)
         seeds = tuple(map(int, document["seeds"])) if is_experiment else (recipe.seed,)
@@ -78,7 +100,7 @@ def experiment_before(directory: Path) -> Plan | None:
     return read_plan(directory) if (directory / EXPERIMENT).exists() else None
 
 
-def _of_another_version(about: Mapping[str, Any], why: str) -> str:
+def _of_another_version(about: Provenance, why: str) -> str:
     """The error text for a recipe that this version cannot read, with the version that wrote it."""
     versions = about.get("versions")
     wrote = versions.get("ftis") if isinstance(versions, dict) else None
@@ -88,7 +110,7 @@ def _of_another_version(about: Mapping[str, Any], why: str) -> str:
     return f"{why}. The recipe may be of another version than this, ftis {VERSION}{recorded}: read it with that one"
 
 
-def write_run(directory: Path, provenance: Mapping[str, Any], recipe: Recipe | None = None) -> None:
+def write_run(directory: Path, provenance: Mapping[str, object], recipe: Recipe | None = None) -> None:
     """Write a run's documents; by default the recipe that is there stays. A run without a recipe has not begun."""
     write_json(directory / PROVENANCE, provenance)
     if recipe is not None:
@@ -100,22 +122,22 @@ def recipe_text(recipe: Recipe) -> str:
     return recipe.model_dump_json(indent=1) + "\n"
 
 
-def write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int], provenance: Mapping[str, Any]) -> None:
+def write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int], provenance: Provenance) -> None:
     """Write an experiment's document."""
     document = {**provenance, "recipe": recipe.model_dump(mode="json"), "seeds": list(seeds)}
     write_json(directory / EXPERIMENT, document)
 
 
-def read_provenance(run: Path) -> dict[str, Any]:
+def read_provenance(run: Path) -> Provenance:
     """A run's provenance; {} without one.
 
     Raises:
         RecordsError: it is damaged.
     """
-    return read_json(run / PROVENANCE) if (run / PROVENANCE).exists() else {}
+    return cast(Provenance, read_json(run / PROVENANCE) if (run / PROVENANCE).exists() else {})
 
 
-def provenances(run: Path) -> list[dict[str, Any]]:
+def provenances(run: Path) -> list[Provenance]:
     """The provenances of a run: of its start, and of each time that it was continued by other means or with more arms.
 
     Raises:

@@ -23,7 +23,7 @@ from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.events import seconds_by_stage
 from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
-from ftis.records.plan import RECIPE, Plan, provenances, read_plan
+from ftis.records.plan import RECIPE, Plan, Provenance, provenances, read_plan
 from ftis.records.rollouts import read_rollouts, recorded_rounds, rollouts_path
 from ftis.records.writing import answers_path
 
@@ -384,7 +384,7 @@ class Study:
     left_out: dict[int, str]
     peer_names: tuple[str, ...]
     elsewhere: tuple[str, ...]
-    provenances: tuple[dict[str, Any], ...]
+    provenances: tuple[Provenance, ...]
     plan: Plan = field(repr=False)
 
     def peer(self, seed: int, arm: str, peer: str) -> PeerRun:

@@ -17,7 +17,7 @@ from ftis.check.formatting import counted
 from ftis.comparison.results import compare
 from ftis.recipe.arms import Arm
 from ftis.records.files import write_whole
-from ftis.records.plan import REPORT
+from ftis.records.plan import REPORT, Provenance
 from ftis.records.reading import ArmOfRun, Study, read_study
 from ftis.view import arm as of_arm
 from ftis.view import comparison
@@ -129,7 +129,7 @@ def _what_was_run(study: Study) -> WhatWasRun:
     return WhatWasRun(facts, json.dumps(json.loads(recipe.model_dump_json()), indent=1, ensure_ascii=False))
 
 
-def _each(study: Study, of: Callable[[Mapping[str, Any]], str]) -> str:
+def _each(study: Study, of: Callable[[Provenance], str]) -> str:
     """The different values that ``of`` finds in the provenances, each once.
 
     A run can have several: its rounds may have been trained with different code or on different machines.
@@ -137,7 +137,7 @@ def _each(study: Study, of: Callable[[Mapping[str, Any]], str]) -> str:
     return "; ".join(dict.fromkeys(text for part in study.provenances if (text := of(part)))) or "–"
 
 
-def _modules(part: Mapping[str, Any]) -> str:
+def _modules(part: Provenance) -> str:
     return ", ".join(f"{name} {digest[:8]}" for name, digest in part.get("modules", {}).items())
 
 
