@@ -22,9 +22,9 @@ import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ftis.config import RunError
 from ftis.engines.machine import with_threads
 from ftis.peer import Peer
-from ftis.recipe.arms import RunError
 from ftis.rollouts import Batch, Floats, Ints, Rollout, Rows, Sent
 from ftis.text.token_bytes import TokenBytes
 from research.replay import recordings

@@ -37,13 +37,12 @@ from scipy import stats
 from torch import Tensor
 
 from ftis.cli_options import console
-from ftis.config import ObjectiveConfig, RecipeError
+from ftis.config import ObjectiveConfig, RecipeError, RunError
 from ftis.engines.machine import with_threads
 from ftis.learning import StepLoss, judge, step_size
 from ftis.measures import by_source
 from ftis.objectives import resolve
 from ftis.peer import Peer
-from ftis.recipe.arms import RunError
 from ftis.records.files import write_json
 from ftis.rollouts import Batch, Floats, Group, collate
 from ftis.schedule import seed_of

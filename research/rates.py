@@ -25,8 +25,8 @@ from ftis.cli import Jobs, carry_out, for_seeds
 from ftis.cli_options import Overrides, console
 from ftis.comparison.results import finals
 from ftis.comparison.summary import accuracy_is
-from ftis.config import PEER_NAME, ArmConfig, ExperimentConfig, Recipe, TaskConfig
-from ftis.recipe.arms import RunError, arm_configs, arms_of, experiment_directory
+from ftis.config import PEER_NAME, ArmConfig, ExperimentConfig, Recipe, RunError, TaskConfig
+from ftis.recipe.arms import arm_configs, arms_of, experiment_directory
 from ftis.recipe.parsing import matches
 from ftis.records.plan import EXPERIMENT, read_plan
 from ftis.records.reading import read_study

@@ -29,14 +29,14 @@ import typer
 
 from ftis.admission import Admission, Collected
 from ftis.cli_options import Overrides, console
-from ftis.config import Recipe, RecipeError, excerpt
+from ftis.config import Recipe, RecipeError, RunError, excerpt
 from ftis.directory.provenance import provenance
 from ftis.engines.machine import with_threads
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.metric_keys import by_peer, peer_key
 from ftis.models import starters
 from ftis.peer import Peer
-from ftis.recipe.arms import RunError, arms_of, threads_of
+from ftis.recipe.arms import arms_of, threads_of
 from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
 from ftis.records.files import saved_steps, write_json

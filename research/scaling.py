@@ -23,7 +23,8 @@ from ftis.check.formatting import amount, interval_text, number, p_text, seconds
 from ftis.cli_options import console
 from ftis.comparison.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.comparison.summary import accuracy_is
-from ftis.recipe.arms import Arm, RunError, arms_of, rollouts_per_round
+from ftis.config import RunError
+from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, PeerRun, Study, own_seconds, read_study
 from research import commands

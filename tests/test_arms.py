@@ -19,14 +19,14 @@ from ftis.check.formatting import in_bytes
 from ftis.check.plan import of_jobs
 from ftis.cli import seeds_of
 from ftis.comparison.budgets import matched
-from ftis.config import RecipeError
+from ftis.config import RecipeError, RunError
 from ftis.experiment.seeds import jobs_of, run_experiment
 from ftis.joining.join import choose_arm
 from ftis.objectives import resolve
 from ftis.preparing import checks
 from ftis.preparing.checks import check
 from ftis.prompts import TaskError
-from ftis.recipe.arms import RunError, arms_of, keep_arms, rollouts_per_round, threads_of
+from ftis.recipe.arms import arms_of, keep_arms, rollouts_per_round, threads_of
 from ftis.recipe.parsing import load, parse, set_key, with_arm
 from ftis.records.lines import RecordsError
 from ftis.selection import selections_of

@@ -16,9 +16,8 @@ from huggingface_hub.repocard import metadata_load
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from ftis.config import PeerConfig
+from ftis.config import PeerConfig, RunError
 from ftis.policy import Policy
-from ftis.recipe.arms import RunError
 from ftis.run.export import find
 from recipes import write_recipe
 

@@ -17,12 +17,12 @@ from policies import with_gpus
 from ftis.check import estimate
 from ftis.check.estimate import checkpoints_at_once, checkpoints_kept, guess_on_card, in_one_process, in_turn
 from ftis.check.memory import Memory, peak_memory
-from ftis.config import PeerConfig, Recipe
+from ftis.config import PeerConfig, Recipe, RunError
 from ftis.directory.resuming import repeats, require_checkpoint
 from ftis.experiment import processes, runs
 from ftis.experiment.processes import computing_at_a_time, offloads, runs_in_parallel
 from ftis.models import sizes
-from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load, parse
 from ftis.run.assembly import assemble
 from recipes import write_recipe

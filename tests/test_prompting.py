@@ -10,11 +10,11 @@ import pytest
 from conftest import TinyModelDir, TinyPolicy, make_tokenizer, save_qwen2
 from tokenizers import AddedToken
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RunError
 from ftis.engines.models import load_tokenizer
 from ftis.preparing.prompting import look_at_prompts
 from ftis.prompts import Task, TaskError
-from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import parse
 from ftis.rollouts import Prompt
 

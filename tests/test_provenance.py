@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RunError
 from ftis.directory.claiming import claim, delete_run
 from ftis.directory.resuming import require_checkpoint
 from ftis.prompts import Task
-from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import parse
 from ftis.records.files import InUseError, locked
 from ftis.records.plan import read_plan, read_provenance

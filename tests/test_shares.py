@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from round_table import Table, seated
 
 from ftis.admission import Reason
-from ftis.config import LARGEST_SHARE, Recipe, RecipeError
+from ftis.config import LARGEST_SHARE, Recipe, RecipeError, RunError
 from ftis.experiment.runs import run
 from ftis.guards.limit import ForeignLimit
-from ftis.recipe.arms import RunError
 from ftis.recipe.parsing import parse
 from ftis.run.assembly import assemble
 from ftis.schedule import assigned

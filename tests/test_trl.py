@@ -42,7 +42,7 @@ from watched import HUNG, Watched
 
 from ftis.admission import Collected
 from ftis.codec import Limits, decode
-from ftis.config import FtisError, ObjectiveConfig, PeerConfig, PromptConfig, Recipe, RecipeError
+from ftis.config import FtisError, ObjectiveConfig, PeerConfig, PromptConfig, Recipe, RecipeError, RunError
 from ftis.directory.claiming import peer_lock
 from ftis.engines.agreement import Gaps
 from ftis.honesty.selection import HonestyTest
@@ -52,7 +52,6 @@ from ftis.models import starters
 from ftis.objectives import policy_loss, resolve
 from ftis.policy import ModelError, Policy
 from ftis.prompts import Task
-from ftis.recipe.arms import RunError
 from ftis.records.events import Stopped, unheard
 from ftis.records.files import InUseError, locked, read_jsonl
 from ftis.records.plan import read_provenance

@@ -14,9 +14,8 @@ import pytest
 from jobs import count, fail, free_a_block, wait_for_stop
 
 from ftis.check.preflight import sound_process
-from ftis.config import FtisError
+from ftis.config import FtisError, RunError
 from ftis.experiment.workers import Job, run_jobs, without_signals
-from ftis.recipe.arms import RunError
 from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped
 
 REMEDY = "start it again"

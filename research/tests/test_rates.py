@@ -14,9 +14,9 @@ from rich.console import Console
 from scene import Scene
 
 from ftis.comparison.results import compare
-from ftis.config import Recipe, RecipeError, TaskConfig
+from ftis.config import Recipe, RecipeError, RunError, TaskConfig
 from ftis.prompts import Task, TaskError
-from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load, parse
 from ftis.tasks.problems import load_task
 from recipes import write_recipe

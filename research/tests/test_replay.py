@@ -16,8 +16,8 @@ import torch
 from commands import research, trained
 from run_files import weights, without_times
 
+from ftis.config import RunError
 from ftis.guards.regret import NoRegret
-from ftis.recipe.arms import RunError
 from ftis.records.files import read_jsonl
 from ftis.records.rollouts import read_rollouts
 from recipes import write_recipe

@@ -28,6 +28,10 @@ class RecipeError(FtisError):
     """A key, a value or a combination in the recipe is wrong."""
 
 
+class RunError(FtisError):
+    """A run directory that cannot be used, or a peer's process that failed."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, validate_default=True, ser_json_inf_nan="constants"

@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ftis.config import Recipe, excerpt
+from ftis.config import Recipe, RunError, excerpt
 from ftis.directory.provenance import LOCK, LOCK_SECONDS, beginning, check_problems, note_continuation, provenance
 from ftis.prompts import Task
-from ftis.recipe.arms import Arm, RunError, arms_of
+from ftis.recipe.arms import Arm, arms_of
 from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps
 from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, write_run
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from ftis.config import Recipe, TaskConfig
+from ftis.config import Recipe, RunError, TaskConfig
 from ftis.engines.machine import cores
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
-from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.arms import arms_of
 from ftis.records.files import locked, timestamp
 from ftis.records.plan import Provenance, provenances, read_provenance, write_run
 from ftis.version import VERSION, commit

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RunError
 from ftis.directory.provenance import longest_unsaved
-from ftis.recipe.arms import RunError
 from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
 

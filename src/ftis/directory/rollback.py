@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RunError
 from ftis.directory.claiming import peer_lock, swarm_lock
 from ftis.directory.provenance import note_rollback
 from ftis.honesty.selection import HonestyTest
-from ftis.recipe.arms import RunError, arms_of
+from ftis.recipe.arms import arms_of
 from ftis.records.files import EVALUATIONS, METRICS, checkpoint_path, locked, saved_steps
 from ftis.records.plan import CURVES, EXPERIMENT, REPORT, RESULTS, SUMMARY, read_plan
 from ftis.records.reading import PeerRun

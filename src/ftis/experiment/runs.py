@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from ftis.admission import Collected
-from ftis.config import PeerConfig, Recipe
+from ftis.config import PeerConfig, Recipe, RunError
 from ftis.directory.claiming import claim, delete_run, may_claim, peer_lock, require_free, swarm_locks
 from ftis.directory.provenance import LOCK_SECONDS
 from ftis.directory.resuming import is_finished, repeats, require_checkpoint, resume_step
@@ -39,7 +39,7 @@ from ftis.experiment.workers import Job, Stop, interrupts, run_jobs
 from ftis.member import Outgoing
 from ftis.models.sizes import is_large
 from ftis.preparing.checks import Checked, check_to_train
-from ftis.recipe.arms import Arm, RunError, arms_of, run_directory, threads_of
+from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
 from ftis.records.files import checkpoint_path, locked, saved_steps

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftis.config import FtisError, Recipe
+from ftis.config import FtisError, Recipe, RunError
 from ftis.directory.claiming import claim
 from ftis.directory.provenance import provenance
 from ftis.directory.resuming import is_finished, resume_step
@@ -23,7 +23,7 @@ from ftis.experiment.runs import run
 from ftis.experiment.workers import Job, Stop, run_jobs
 from ftis.models.sizes import known_parameters
 from ftis.preparing.checks import Checked, check_to_train
-from ftis.recipe.arms import Arm, RunError, arms_of, check_baselines, experiment_directory, run_directory
+from ftis.recipe.arms import Arm, arms_of, check_baselines, experiment_directory, run_directory
 from ftis.records.events import JobEnded, JobsKnown, Say, placed, unheard
 from ftis.records.plan import experiment_before, write_experiment
 

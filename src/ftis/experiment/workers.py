@@ -22,9 +22,8 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ftis.config import FtisError
+from ftis.config import FtisError, RunError
 from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
-from ftis.recipe.arms import RunError
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import AskedToStop, Event, Failed, Say
 

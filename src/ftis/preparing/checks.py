@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 from typing import NamedTuple
 
-from ftis.config import Recipe, RewardConfig, TaskConfig
+from ftis.config import Recipe, RewardConfig, RunError, TaskConfig
 from ftis.engines import vllm
 from ftis.engines.models import require_precision, require_trainable
 from ftis.engines.samplers import opener
@@ -16,7 +16,7 @@ from ftis.objectives import resolve
 from ftis.preparing.exchange import vocabulary, with_exchange
 from ftis.preparing.prompting import look_at_prompts
 from ftis.prompts import Task, TaskError
-from ftis.recipe.arms import Arm, RunError, run_directory
+from ftis.recipe.arms import Arm, run_directory
 from ftis.recipe.own_code import staying
 from ftis.records.trackers import package
 from ftis.rewards.answers import require_rewardable

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ftis.config import Recipe
+from ftis.config import Recipe, RunError
 from ftis.engines.models import generation_defaults, ids_of, load_tokenizer, tokens_of
 from ftis.models import starters
 from ftis.policy import own_ends
-from ftis.recipe.arms import Arm, RunError
+from ftis.recipe.arms import Arm
 from ftis.text.messages import end_of_text
 from ftis.text.token_bytes import TokenBytes
 

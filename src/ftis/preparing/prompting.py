@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ftis.config import PromptConfig, Recipe, RewardConfig, excerpt
+from ftis.config import PromptConfig, Recipe, RewardConfig, RunError, excerpt
 from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
 from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
@@ -17,7 +17,7 @@ from ftis.environments.play import require_tools
 from ftis.models import starters
 from ftis.policy import own_ends, positions_of
 from ftis.prompts import Task
-from ftis.recipe.arms import Arm, RunError
+from ftis.recipe.arms import Arm
 from ftis.rewards.scoring import is_built_in
 from ftis.rollouts import Prompt
 from ftis.tasks.rendering import Tool, chat_text, conversation, is_chat, prompt_text, render_prompt

@@ -7,12 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from ftis.config import ArmConfig, FtisError, Recipe
+from ftis.config import ArmConfig, Recipe, RunError
 from ftis.recipe.parsing import with_arm
-
-
-class RunError(FtisError):
-    """A run directory that cannot be used, or a peer's process that failed."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ftis.config import PeerConfig, Recipe, SamplingConfig, first_line
+from ftis.config import PeerConfig, Recipe, RunError, SamplingConfig, first_line
 from ftis.engines.models import base_of_adapter, generation_defaults, ids_of, load_model, load_tokenizer
 from ftis.engines.places import looks_local
 from ftis.policy import own_ends
-from ftis.recipe.arms import RunError
 from ftis.records.files import checkpoint_path, saved_step, saved_steps, whole_directory
 from ftis.records.plan import read_plan
 from ftis.records.reading import PeerRun

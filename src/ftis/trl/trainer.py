@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 
-from ftis.config import FtisError, Recipe
+from ftis.config import FtisError, Recipe, RunError
 from ftis.directory.claiming import claim, peer_lock
 from ftis.engines.agreement import require_agreement, trial
 from ftis.environments.play import Player, player_of
@@ -39,7 +39,6 @@ from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
-from ftis.recipe.arms import RunError
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
 from ftis.records.files import METRICS, locked, write_whole
 from ftis.records.writing import Records
