@@ -39,6 +39,7 @@ WINGS = {
     "environments": "contract play guess calculator",
     "recipe": "own_code parsing arms paths",
     "records": "lines files events trackers rollouts writing plan reading following",
+    "diagnosis": "sources troubles standing",
     "comparison": "stats summary budgets results",
     "models": "starters sizes pretrained",
     "swarm": "facts status identity certificates manifest session offers others outbox pace shares rounds link",
@@ -48,7 +49,7 @@ WINGS = {
     "experiment": "workers processes runs seeds",
     "joining": "network join",
     "check": "formatting memory estimate doctor rates plan advice draft preflight",
-    "view": "standing pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
+    "view": "pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
     "progress live watch report",
     "trl": "options batches ranks rewards problems episodes policy foreign swarm member trainer",
 }

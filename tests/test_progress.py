@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ftis.diagnosis.standing import standing
 from ftis.records.events import (
     ArmBegun,
     Evaluated,
@@ -25,7 +26,6 @@ from ftis.records.events import (
 from ftis.records.reading import RoundRow
 from ftis.view.progress import Display
 from ftis.view.sentences import remarks_on
-from ftis.view.standing import standing
 
 
 class Clock:

@@ -11,20 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis.admission import Reason
+from ftis.diagnosis.sources import Source
+from ftis.diagnosis.standing import Left, Standing, seconds_left, standing
+from ftis.diagnosis.troubles import Decline, Trouble, reward_means, why_nothing
 from ftis.metric_keys import peer_key
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
 from ftis.view.sentences import CAUSES, REASONS, About, about, headline, share
-from ftis.view.standing import (
-    Decline,
-    Left,
-    Source,
-    Standing,
-    Trouble,
-    reward_means,
-    seconds_left,
-    standing,
-    why_nothing,
-)
 
 LARGE = Source("large", offered=144, used=118)
 OF_REWARD: dict[str, Any] = {"reward": 0.62, "change": 0.09, "change_over": 10, "best": 0.62}

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis.check.formatting import amount, counted, seconds_text
+from ftis.diagnosis.standing import standings
+from ftis.diagnosis.troubles import reward_means
 from ftis.metric_keys import DRAW, SAMPLE
 from ftis.records.events import Evaluated, NetworkEvent, PeerFinished, PeerStarted, PeerStopped, seconds_by_stage
 from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
@@ -19,7 +21,6 @@ from ftis.view.exchanges import honesty, taken, weighed
 from ftis.view.pairs import ArmRounds
 from ftis.view.sections import Table
 from ftis.view.sentences import About, about, headline, of_its_time
-from ftis.view.standing import reward_means, standings
 
 LATELY = 32
 """Rounds over which a round's seconds are averaged."""

@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import ObjectiveConfig
+from ftis.diagnosis.sources import source_of
 from ftis.metric_keys import peer_key
 from ftis.records.reading import RoundRow, Study
 from ftis.view import figures
 from ftis.view.figures import EFFECTIVE
 from ftis.view.pairs import MOST_FIGURES, ArmRounds, PairMeasures
 from ftis.view.sections import Cell, ChartRow, RowGroup, Table
-from ftis.view.standing import source_of
 
 LONGEST_REASON = 300
 """The most letters of a first rejection, or of telling passages, that a page shows."""

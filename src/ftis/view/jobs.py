@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ftis.check.formatting import counted, in_time
+from ftis.diagnosis.standing import Left, seconds_left
 from ftis.recipe.arms import Arm
 from ftis.records.following import Directory
 from ftis.records.reading import VALIDATION, PeerRun, Study
 from ftis.view.sentences import share
-from ftis.view.standing import Left, seconds_left
 
 RECENT = 60.0
 """Seconds without a record after which a job counts as silent, unless three of its rounds take longer."""

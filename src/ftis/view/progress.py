@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from ftis.check.formatting import counted, in_bytes, in_time, seconds_text, visible
+from ftis.diagnosis.standing import WINDOW, Left, Standing, seconds_left, standing
+from ftis.diagnosis.troubles import CAUSAL
 from ftis.metric_keys import DRAW, SAMPLE, WAIT, by_peer
 from ftis.records.events import (
     ArmBegun,
@@ -32,7 +34,6 @@ from ftis.records.events import (
 )
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
 from ftis.view.sentences import remarks_on
-from ftis.view.standing import CAUSAL, WINDOW, Left, Standing, seconds_left, standing
 
 LEAST_IN_JOBS = 4
 """Rounds in a row that a problem must last before a job of an experiment prints it."""

@@ -12,12 +12,17 @@ from typing import Literal
 
 from ftis.check.formatting import counted, in_time, true_minus
 from ftis.config import cut
-from ftis.view.standing import CLEARLY, Decline, Source, Standing, Trouble
+from ftis.diagnosis.sources import Source
+from ftis.diagnosis.standing import Standing
+from ftis.diagnosis.troubles import Decline, Trouble
 
 Level = Literal["fine", "look", "trouble"]
 
 LATE_BY = 2
 """The fewest rounds behind with which a peer is called late: peers of unequal speed are always one apart."""
+
+CLEARLY = 0.2
+"""The distance of a mean reward below its best, or below the other peers', at which somebody should look."""
 
 UNREWARDED = 3
 """The fewest rounds in a row without learning that are trouble: the first rounds of a weak model often earn nothing."""
@@ -70,7 +75,7 @@ CAUSES: Mapping[str, str] = {
     "dropped": "the selections drop every rollout: loosen objective.kl_threshold or training.selections",
     "answer": "no answer is right, so that only the format is learned: ftis preflight says what to change",
 }
-"""The reasons of :func:`ftis.view.standing.why_nothing` in words, each with its remedy."""
+"""The reasons of :func:`ftis.diagnosis.troubles.why_nothing` in words, each with its remedy."""
 
 FELL = ("fallen", "unlearned")
 """The kinds of trouble that are a fall, with both values."""
