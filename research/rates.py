@@ -20,7 +20,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ftis.check.formatting import counted, number
+from ftis.check.quantities import counted
 from ftis.cli import Jobs, carry_out, for_seeds
 from ftis.cli_options import Overrides, console
 from ftis.comparison.results import finals
@@ -30,6 +30,7 @@ from ftis.recipe.arms import arm_configs, arms_of, experiment_directory
 from ftis.recipe.parsing import matches
 from ftis.records.plan import EXPERIMENT, read_plan
 from ftis.records.reading import read_study
+from ftis.view.formatting import number
 from research import commands
 
 FEW = 3

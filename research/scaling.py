@@ -19,7 +19,6 @@ import typer
 from rich.box import MARKDOWN
 from rich.table import Table
 
-from ftis.check.formatting import amount, interval_text, number, p_text, seconds_text, true_minus
 from ftis.cli_options import console
 from ftis.comparison.results import differences_of, finals, mean_finals, over_seeds, without_nan
 from ftis.comparison.summary import accuracy_is
@@ -27,6 +26,7 @@ from ftis.config import RunError
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
 from ftis.records.files import write_json
 from ftis.records.reading import VALIDATION, PeerRun, Study, own_seconds, read_study
+from ftis.view.formatting import amount, interval_text, number, p_text, seconds_text, true_minus
 from research import commands
 
 FEWEST_SIZES = 3

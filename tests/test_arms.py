@@ -15,8 +15,8 @@ from conftest import TinyModelDir
 from transformers import AutoModelForCausalLM
 
 from ftis.check.estimate import disk_of
-from ftis.check.formatting import in_bytes
 from ftis.check.plan import of_jobs
+from ftis.check.quantities import in_bytes
 from ftis.cli import seeds_of
 from ftis.comparison.budgets import matched
 from ftis.config import RecipeError, RunError

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from markupsafe import escape
 from rich.console import Console
 
-from ftis.check.formatting import visible
 from ftis.view import charts
 from ftis.view.charts import (
     Area,
@@ -29,6 +28,7 @@ from ftis.view.charts import (
     powers_of_ten,
     spread_out,
 )
+from ftis.view.formatting import visible
 from ftis.view.sections import (
     ArmLabel,
     Cell,

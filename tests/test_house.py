@@ -48,8 +48,8 @@ WINGS = {
     "directory": "provenance claiming resuming rollback",
     "experiment": "workers processes runs seeds",
     "joining": "network join",
-    "check": "formatting memory estimate doctor rates plan advice draft preflight",
-    "view": "pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
+    "check": "quantities memory estimate doctor rates plan advice draft preflight",
+    "view": "formatting pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
     "progress live watch report",
     "trl": "options batches ranks rewards problems episodes policy foreign swarm member trainer",
 }

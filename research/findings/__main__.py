@@ -21,10 +21,10 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy import stats
 
-from ftis.check.formatting import true_minus
 from ftis.comparison.results import compared
 from ftis.comparison.stats import ALPHA, CONFIDENCE
 from ftis.records.reading import VALIDATION, read_study
+from ftis.view.formatting import true_minus
 
 FINDINGS = Path(__file__).parent
 

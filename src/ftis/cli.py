@@ -212,7 +212,7 @@ def preflight(
     with busy(LOADING):
         from ftis import library
         from ftis.check.estimate import totals
-        from ftis.check.formatting import counted
+        from ftis.check.quantities import counted
         from ftis.records.events import Stopped
         from ftis.view import tables
         from ftis.view.progress import Display
@@ -457,7 +457,7 @@ def evaluate_model(
     loaded = load(recipe, set_ or [])
     sampling = loaded.sampling
     with busy(LOADING) as doing:
-        from ftis.check.formatting import counted, in_time
+        from ftis.check.quantities import counted, in_time
         from ftis.library import open_exam
         from ftis.records.files import write_jsonl
         from ftis.view.progress import WORTH_WAITING

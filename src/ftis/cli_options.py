@@ -100,13 +100,13 @@ def check_resume(resume: str | None, overwrite: bool) -> None:
 
 def conclude(directory: Path) -> None:
     """Print a run's results and directory. The exit code is that of :func:`fail_if_alone`."""
-    from ftis.check.formatting import visible
     from ftis.comparison import results, summary
     from ftis.records.reading import read_study
     from ftis.view import tables
     from ftis.view.arm import troubles
     from ftis.view.comparison import headlines
     from ftis.view.figures import write_learning_curves
+    from ftis.view.formatting import visible
 
     study = read_study(directory)
     (run,) = study.runs.values()

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftis.check.formatting import counted, in_bytes, in_time
 from ftis.check.memory import FLOAT, Memory, Shape, checkpoint_bytes, peak_memory
+from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.codec import largest_message
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_line
 from ftis.engines.machine import available_bytes, nearest_existing, resident_bytes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from ftis.check.estimate import disk_of, too_much_for
-from ftis.check.formatting import counted, in_bytes, in_time
+from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.check.rates import rates
 from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.directory.provenance import agreed_modules

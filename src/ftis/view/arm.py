@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftis.check.formatting import amount, counted, seconds_text
+from ftis.check.quantities import counted
 from ftis.diagnosis.standing import standings
 from ftis.diagnosis.troubles import reward_means
 from ftis.metric_keys import DRAW, SAMPLE
@@ -18,6 +18,7 @@ from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study,
 from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
 from ftis.view.exchanges import honesty, taken, weighed
+from ftis.view.formatting import amount, seconds_text
 from ftis.view.pairs import ArmRounds
 from ftis.view.sections import Table
 from ftis.view.sentences import About, about, headline, of_its_time

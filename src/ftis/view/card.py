@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import ModelCardData, hf_hub_download
 from huggingface_hub.repocard import metadata_load
 
-from ftis.check.formatting import counted
+from ftis.check.quantities import counted
 from ftis.comparison.summary import accuracy_is
 from ftis.engines.models import load_tokenizer
 from ftis.engines.places import looks_local, only_here

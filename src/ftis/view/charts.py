@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from ftis.check.formatting import true_minus
 from ftis.config import cut
+from ftis.view.formatting import true_minus
 
 LONGEST_NAME = 18
 LONGEST_BESIDE = 26

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftis.check.formatting import amount, counted, number, p_text, seconds_text
+from ftis.check.quantities import counted
 from ftis.comparison.budgets import mean_spent
 from ftis.config import PeerConfig
 from ftis.records.reading import LAST_EVALUATIONS, VALIDATION, Study
 from ftis.view import figures
 from ftis.view.charts import Style, arm_styles
+from ftis.view.formatting import amount, number, p_text, seconds_text
 from ftis.view.sections import MOST_UNFOLDED, ArmLabel, Cell, ChartRow, Row, RowGroup, Section, Table, with_interval
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ftis.check.formatting import counted, true_minus
+from ftis.check.quantities import counted
 from ftis.config import cut
 from ftis.records.lines import RecordsError
 from ftis.records.reading import ArmOfRun, PeerRun, Study, observed_in
 from ftis.view.exchanges import cap_of
+from ftis.view.formatting import true_minus
 from ftis.view.pairs import ArmRounds
 
 MOST_LEARNERS = 8

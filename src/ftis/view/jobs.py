@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ftis.check.formatting import counted, in_time
+from ftis.check.quantities import counted, in_time
 from ftis.diagnosis.standing import Left, seconds_left
 from ftis.recipe.arms import Arm
 from ftis.records.following import Directory

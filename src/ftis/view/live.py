@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ftis.check.formatting import counted
+from ftis.check.quantities import counted
 from ftis.config import FtisError
 from ftis.records.following import Directory
 from ftis.records.reading import ArmOfRun, read_study

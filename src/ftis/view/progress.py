@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ftis.check.formatting import counted, in_bytes, in_time, seconds_text, visible
+from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.diagnosis.standing import WINDOW, Left, Standing, seconds_left, standing
 from ftis.diagnosis.troubles import CAUSAL
 from ftis.metric_keys import DRAW, SAMPLE, WAIT, by_peer
@@ -33,6 +33,7 @@ from ftis.records.events import (
     Sounded,
 )
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
+from ftis.view.formatting import seconds_text, visible
 from ftis.view.sentences import remarks_on
 
 LEAST_IN_JOBS = 4

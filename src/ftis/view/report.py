@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.check.formatting import counted
+from ftis.check.quantities import counted
 from ftis.comparison.results import compare
 from ftis.recipe.arms import Arm
 from ftis.records.files import write_whole

@@ -22,8 +22,8 @@ from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.text import Text
 
-from ftis.check.formatting import interval_text, number, true_minus, visible
 from ftis.view.charts import Chart
+from ftis.view.formatting import interval_text, number, true_minus, visible
 
 MOST_COLUMNS = 3
 """The most charts that stand side by side."""

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ftis.check.formatting import counted, in_time, true_minus
+from ftis.check.quantities import counted, in_time
 from ftis.config import cut
 from ftis.diagnosis.sources import Source
 from ftis.diagnosis.standing import Standing
 from ftis.diagnosis.troubles import Decline, Trouble
+from ftis.view.formatting import true_minus
 
 Level = Literal["fine", "look", "trouble"]
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ftis.check.advice import BELOW, advice, easy_format, verdict
 from ftis.check.estimate import checkpoints_kept
-from ftis.check.formatting import counted, in_bytes, in_time, number, seconds_text, visible
 from ftis.check.preflight import Sounding
+from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.check.rates import rate_advice
 from ftis.config import Recipe, cut
 from ftis.engines.machine import cores
@@ -26,6 +26,7 @@ from ftis.records.reading import LAST_EVALUATIONS
 from ftis.swarm.status import COUNTS
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, headlines
+from ftis.view.formatting import number, seconds_text, visible
 from ftis.view.sections import Cell, RowGroup, Table, on_terminal
 from ftis.view.sentences import of_its_time
 
