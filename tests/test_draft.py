@@ -15,8 +15,8 @@ import pytest
 from commands import ftis
 from conftest import TinyModelDir
 
-from ftis.check.draft import problems_in
 from ftis.config import RecipeError
+from ftis.draft.problems import problems_in
 from ftis.engines import machine
 from ftis.recipe.parsing import load
 

@@ -48,7 +48,8 @@ WINGS = {
     "directory": "provenance claiming resuming rollback",
     "experiment": "workers processes runs seeds",
     "joining": "network join",
-    "check": "quantities memory estimate doctor rates plan advice draft preflight",
+    "check": "quantities memory estimate doctor rates plan advice preflight",
+    "draft": "problems sections writing",
     "view": "formatting pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
     "progress live watch report",
     "trl": "options batches ranks rewards problems episodes policy foreign swarm member trainer",

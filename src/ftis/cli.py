@@ -162,7 +162,9 @@ def new(
     With --reward own a reward to edit comes with it. On a terminal it asks for missing values.
     """
     with busy(LOADING):
-        from ftis.check.draft import REWARDS, Train, begin, problems_in
+        from ftis.draft.problems import problems_in
+        from ftis.draft.sections import REWARDS, Train
+        from ftis.draft.writing import begin
         from ftis.models import pretrained
 
     on_terminal = sys.stdin.isatty() and console.is_terminal

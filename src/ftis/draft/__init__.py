@@ -1,0 +1,1 @@
+"""A first recipe for a user's models and problems."""
