@@ -20,9 +20,10 @@ from rich.console import Console
 
 from ftis.check import preflight as preflight_module
 from ftis.check.advice import advice, easy_format
-from ftis.check.plan import about_reward, without_effect
+from ftis.check.plan import without_effect
 from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
 from ftis.check.rates import rate_advice
+from ftis.check.reward import about_reward
 from ftis.config import PeerConfig, Recipe, RewardConfig
 from ftis.policy import Policy
 from ftis.preparing import checks

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
 from ftis.check.estimate import disk_of, too_much_for
 from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.check.rates import rates
-from ftis.config import FtisError, PeerConfig, Recipe
+from ftis.check.reward import about_reward
+from ftis.config import PeerConfig, Recipe
 from ftis.directory.provenance import agreed_modules
 from ftis.experiment.seeds import SwarmJob
 from ftis.joining.join import Ready
 from ftis.preparing.checks import Checked
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
-from ftis.recipe.own_code import staying
-from ftis.rewards.scoring import CountError, is_built_in, load_scorer
+from ftis.rewards.scoring import is_built_in
 from ftis.swarm.facts import MODULES
 from ftis.swarm.session import ways_in
 
 FEW_PROBLEMS, HELD_OUT = 50, 4
 """Validation problems below which one of them moves an accuracy by more than .02, and the part of all problems that
 ``ftis new`` holds out: one in four."""
-LAYOUTS = ("%s", " %s", "\\boxed{%s}", "#### %s")
-"""Ways to write an answer with which a recipe's own reward is tried."""
 OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
 
 
@@ -98,45 +95,8 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
 
 
 def remarks(checked: Checked) -> list[str]:
-    """The remarks on the arms' prompts, and those of :func:`about_reward`."""
+    """The remarks on the arms' prompts, and one on their own reward."""
     return [*checked.remarks, *about_reward(checked.arms[0].recipe, checked.tasks[0])]
-
-
-def about_reward(recipe: Recipe, task: Task) -> list[str]:
-    """A line on a recipe's own reward function if its rewards of right and wrong answers cannot teach the task.
-
-    Two problems' own answers, the answers of others and an empty text are written in usual formats and scored. A reward
-    that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another format. The
-    built-in reward is checked problem by problem elsewhere.
-
-    Raises:
-        CountError: it does not return one number for each completion. An evaluation of single completions may not
-            show that.
-    """
-    if is_built_in(recipe.reward) or recipe.task.environment is not None:  # which scores no answer, but an episode
-        return []
-    score, scored = load_scorer(recipe.reward, recipe.prompt, task.answer_kind), list[tuple[float, float]]()
-    answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))
-    for answer, other in list(itertools.pairwise(answers))[:2] or [(answer, f"not {answer}") for answer in answers]:
-        problem = next(problem for problem in task.train if problem.answer == answer)
-        layouts = (*LAYOUTS, f"<{recipe.prompt.answer_tag}>%s</{recipe.prompt.answer_tag}>")
-        texts = [layout % text for layout in layouts for text in (answer, other)] + ["", ""]
-        with staying():
-            try:
-                rewards = score(problem, texts, [[0] * max(1, len(text)) for text in texts])
-            except FtisError as error:
-                if isinstance(error, CountError) or isinstance(error.__cause__, SystemExit):
-                    raise
-                return [str(error)]
-        scored += zip(rewards[::2], rewards[1::2], strict=True)
-    if any(right < wrong for right, wrong in scored) and not any(right > wrong for right, wrong in scored):
-        return [f"reward.function {score.path!r} gives right answers less than wrong ones: check its sign"]
-    if len({reward for pair in scored for reward in pair}) == 1:
-        return [
-            f"reward.function {score.path!r} gives {scored[0][0]:g} to right answers, wrong ones and an empty text: it "
-            f"is constant, or reads none of the usual formats"
-        ]
-    return []
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:
