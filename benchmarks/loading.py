@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from ftis.config import PeerConfig
-from ftis.engines.machine import return_freed_memory
+from ftis.machine.resources import return_freed_memory
 from ftis.policy import Policy
 
 ARITHMETIC = {"float32": "float32", "bfloat16": "bfloat16", "nf4": "float32"}

@@ -44,7 +44,7 @@ import ftis.engines.linear
 from ftis.config import PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
-from ftis.engines.machine import keep_freed_memory
+from ftis.machine.resources import keep_freed_memory
 from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw

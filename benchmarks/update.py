@@ -29,10 +29,10 @@ from sampling import random_policy
 
 import ftis
 from ftis.config import PeerConfig
-from ftis.engines.machine import keep_freed_memory
 from ftis.engines.microbatches import FIXED_COST, cheapest, fit
 from ftis.engines.rows import PaddedRows
 from ftis.learning import CHECKED_ROLLOUTS
+from ftis.machine.resources import keep_freed_memory
 from ftis.policy import Policy, TokenSplit
 from ftis.rollouts import Ints, Rows
 from ftis.tasks.problems import load_task

@@ -10,7 +10,7 @@ import typer
 
 from ftis.cli_options import errors
 from ftis.config import FtisError
-from ftis.engines.machine import keep_freed_memory
+from ftis.machine.resources import keep_freed_memory
 from ftis.recipe.own_code import error_of_own_code
 
 

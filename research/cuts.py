@@ -23,7 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ftis.config import RunError
-from ftis.engines.machine import with_threads
+from ftis.machine.resources import with_threads
 from ftis.peer import Peer
 from ftis.rollouts import Batch, Floats, Ints, Rollout, Rows, Sent
 from ftis.text.token_bytes import TokenBytes

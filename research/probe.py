@@ -38,8 +38,8 @@ from torch import Tensor
 
 from ftis.cli_options import console
 from ftis.config import ObjectiveConfig, RecipeError, RunError
-from ftis.engines.machine import with_threads
 from ftis.learning import StepLoss, judge, step_size
+from ftis.machine.resources import with_threads
 from ftis.measures import by_source
 from ftis.objectives import resolve
 from ftis.peer import Peer

@@ -31,7 +31,7 @@ from ftis.admission import Admission, Collected
 from ftis.cli_options import Overrides, console
 from ftis.config import Recipe, RecipeError, RunError, excerpt
 from ftis.directory.provenance import provenance
-from ftis.engines.machine import with_threads
+from ftis.machine.resources import with_threads
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.metric_keys import by_peer, peer_key
 from ftis.models import starters

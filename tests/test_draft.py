@@ -17,7 +17,7 @@ from conftest import TinyModelDir
 
 from ftis.config import RecipeError
 from ftis.draft.problems import problems_in
-from ftis.engines import machine
+from ftis.machine import resources
 from ftis.recipe.parsing import load
 
 SUMS = [{"id": 10 * a + b, "problem": f"what is {a}+{b}", "result": a + b} for a in range(5) for b in range(4)]
@@ -109,7 +109,7 @@ def test_a_mistake_leaves_nothing_behind(
 def test_memory_is_saved_on_a_machine_that_lacks_it(models: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     Path("proc").mkdir()
     Path("proc/meminfo").write_text("MemAvailable:    1000 kB\n")
-    monkeypatch.setattr(machine, "SYSTEM", Path.cwd())
+    monkeypatch.setattr(resources, "SYSTEM", Path.cwd())
     assert ftis("new", "small", *models[:2], "--problems", write(SUMS)) == 0
     (peer,) = load("small/recipe.toml").peers
     assert (peer.tokens_per_microbatch, peer.gradient_checkpointing) == (256, True)

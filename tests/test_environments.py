@@ -570,7 +570,7 @@ def test_a_peers_environment_ends_with_it(tmp_path: Path, models: dict[str, Path
 
 
 def test_an_environment_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis.rewards.helper.CPU_SECONDS", 0.5)
+    monkeypatch.setattr("ftis.machine.helper.CPU_SECONDS", 0.5)
     outcome = admitted(player("toys_of_turns.Stuck"), "0$7$", "1$7$")
     assert only(outcome).reason == Reason.UNSCORED
     assert "limits" in only(outcome).detail

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ftis.config import PromptConfig, RewardConfig, TaskConfig
-from ftis.rewards import graded, gym, gym_judge, helper
+from ftis.machine import helper
+from ftis.machine.helper import Helper
+from ftis.rewards import graded, gym, gym_judge
 from ftis.rewards.answers import answer_score, require_rewardable
 from ftis.rewards.gym_judge import OwnScore
-from ftis.rewards.helper import Helper
 from ftis.rewards.numbers import MAX_ANSWER_LENGTH
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.rollouts import Prompt

@@ -17,10 +17,11 @@ from unittest.mock import Mock
 import pytest
 import sympy
 
-from ftis.rewards import answers_equal, gym, helper, latex
+from ftis.config import RunError
+from ftis.machine import helper
+from ftis.machine.helper import Helper
+from ftis.rewards import answers_equal, gym, latex
 from ftis.rewards.formulas import formulas_equal
-from ftis.rewards.helper import Helper
-from ftis.rewards.scoring import RewardError
 
 SLOW = r"\gcd(10^{10^{8}},3)"  # of a number of a hundred million digits
 
@@ -151,12 +152,12 @@ def test_a_helper_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch)
         (["/nonexistent/python"], "No such file"),
     ):
         monkeypatch.setattr(Helper, "command", lambda self, command=command: command)
-        with pytest.raises(RewardError, match=message):
+        with pytest.raises(RunError, match=message):
             equal("5.0", "5")
     monkeypatch.setattr(Helper, "command", lambda self: without)
     monkeypatch.setattr(gym, "_helper", Helper(*(getattr(gym._helper, name) for name in ("module", "does", "needs"))))
     gym.score.cache_clear()
-    with pytest.raises(RewardError, match=r"install 'ftis-rl\[reasoning-gym\]'"):
+    with pytest.raises(RunError, match=r"install 'ftis-rl\[reasoning-gym\]'"):
         gym.score("countdown", "{}", "{}", "1+1")
 
 
@@ -214,7 +215,7 @@ def test_the_helper_is_limited_in_memory_and_evaluates_no_text() -> None:
     done = run("""
 import io, os, sys
 from ftis.rewards import latex
-from ftis.rewards.helper import serve
+from ftis.machine.helper import serve
 replies_to, os.dup2 = os.dup(1), lambda *_: None
 sys.argv = ["latex", "5"]
 sys.stdin = io.TextIOWrapper(io.BytesIO(b""))
@@ -236,6 +237,6 @@ except MemoryError:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program does not begin with its parent's peak")
 def test_a_helper_of_a_large_program_is_not_taken_for_large() -> None:
     """Linux hands a parent's peak on in ``ru_maxrss``: beside a model, each answer would start another helper."""
-    own = "import resource; from ftis.rewards.helper import peak_bytes; print(peak_bytes(resource) >> 20)"
+    own = "import resource; from ftis.machine.resources import peak_bytes; print(peak_bytes(resource) >> 20)"
     done = run(f"import subprocess, sys; filled = b'x' * (400 << 20); subprocess.run([sys.executable, '-c', {own!r}])")
     assert 0 < int(done.stdout) < 300

@@ -27,13 +27,14 @@ CORE = words(
 """A rollout's way through the core, which stands flat and is what one reads in an evening."""
 
 WINGS = {
+    "machine": "resources helper",
     "honesty": "contexts spellings evidence frequent selection",
     "guards": "limit penalties falls grams plants regret",
     "text": "token_bytes completions turns units messages alignment",
     "wire": "streams ids text",
-    "rewards": "scoring helper words grammar numbers shapes formula_judge latex formulas gym_judge gym answers parts",
+    "rewards": "scoring words grammar numbers shapes formula_judge latex formulas gym_judge gym answers parts",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym",
-    "engines": "machine devices places optimizers texts kept models offload rows lengths lines "
+    "engines": "devices places optimizers texts kept models offload rows lengths lines "
     "head microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm "
     "supervised",
     "environments": "contract play guess calculator",

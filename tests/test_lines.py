@@ -19,8 +19,8 @@ from torch import Tensor
 from ftis.engines import lines
 from ftis.engines.lengths import attention_windows
 from ftis.engines.lines import lay_out, runs_lines
-from ftis.engines.machine import with_threads
 from ftis.engines.rows import SHARED_FROM, PaddedRows
+from ftis.machine.resources import with_threads
 from ftis.policy import Policy
 
 CPU = torch.device("cpu")

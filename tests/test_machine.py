@@ -12,7 +12,7 @@ import torch
 from policies import with_gpus
 
 from ftis.check.doctor import diagnose
-from ftis.engines import machine
+from ftis.machine import resources
 
 Write = Callable[[dict[str, str]], None]
 MEMINFO = "MemTotal:       8000 kB\nMemAvailable:   6000 kB\n"
@@ -21,7 +21,7 @@ UNLIMITED = "9223372036854771712"
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    monkeypatch.setattr(machine, "SYSTEM", tmp_path)
+    monkeypatch.setattr(resources, "SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
 
     def files(contents: dict[str, str]) -> None:
@@ -47,12 +47,12 @@ def test_memory_of_a_container(write: Write) -> None:
         ("max", "1000000", "", 6000 * 1024),
     ):
         write({"proc/self/cgroup": "0::/", **v2("/", memory_max=limit, memory_current=used, memory_stat=stat)})
-        assert machine.available_bytes() == left
-    assert machine.total_bytes() > 3_000_000
+        assert resources.available_bytes() == left
+    assert resources.total_bytes() > 3_000_000
     marks = {"memory_max": "3000000", "memory_high": "2000000", "memory_current": "500000"}
     write({"proc/self/cgroup": "0::/jöb", **v2("/jöb", **marks)})
-    assert machine.available_bytes() == 1_500_000  # above the high mark a process is held up
-    assert machine.total_bytes() == 2_000_000
+    assert resources.available_bytes() == 1_500_000  # above the high mark a process is held up
+    assert resources.total_bytes() == 2_000_000
 
 
 def test_cores_of_a_container(write: Write) -> None:
@@ -64,14 +64,14 @@ def test_cores_of_a_container(write: Write) -> None:
         ("9900000 100000", 8),
     ):
         write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=quota)})
-        assert machine.cores() == cores
+        assert resources.cores() == cores
 
 
 def test_the_groups_around_a_group_count_too(write: Write) -> None:
     outer = v2("/job", memory_max="2000000", memory_current="500000", cpu_max="300000 100000")
     inner = v2("/job/step", memory_max="max", memory_current="400000", cpu_max="400000 100000")
     write({"proc/self/cgroup": "0::/job/step", **outer, **inner})
-    assert (machine.available_bytes(), machine.cores()) == (1_500_000, 3)
+    assert (resources.available_bytes(), resources.cores()) == (1_500_000, 3)
 
 
 def test_version_1(write: Write) -> None:
@@ -87,20 +87,20 @@ def test_version_1(write: Write) -> None:
             f"{cpu}/cpu.cfs_period_us": "100000",
         }
     )
-    assert (machine.available_bytes(), machine.cores()) == (2_500_000, 3)
+    assert (resources.available_bytes(), resources.cores()) == (2_500_000, 3)
     write({f"{memory}/memory.limit_in_bytes": UNLIMITED, f"{cpu}/cpu.cfs_quota_us": "-1"})
-    assert (machine.available_bytes(), machine.cores()) == (6000 * 1024, 8)
+    assert (resources.available_bytes(), resources.cores()) == (6000 * 1024, 8)
 
 
 def test_files_that_say_nothing_limit_nothing(write: Write) -> None:
     for text in ["", "nonsense", "0::", "max max", "-5 100000", "1 0"]:
         write({"proc/self/cgroup": "0::/", **v2("/", cpu_max=text, memory_max=text, memory_current=text)})
-        assert (machine.available_bytes(), machine.cores()) == (6000 * 1024, 8)
+        assert (resources.available_bytes(), resources.cores()) == (6000 * 1024, 8)
 
 
 def test_elsewhere_than_on_linux_nothing_is_known(write: Write, tmp_path: Path) -> None:
-    assert machine.available_bytes() == machine.resident_bytes() == 0
-    assert machine.cores() == 8
+    assert resources.available_bytes() == resources.resident_bytes() == 0
+    assert resources.cores() == 8
 
 
 def test_the_doctor_says_of_each_gpu_whether_it_has_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,5 +118,5 @@ def test_threads_sleep_soon_where_cores_are_shared_and_nothing_else_is_set(monke
         monkeypatch.setattr(os, "environ", environment)
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         monkeypatch.setattr(os, "cpu_count", lambda: 4)
-        machine.share_cores()
+        resources.share_cores()
         assert environment.get("GOMP_SPINCOUNT") == spins

@@ -17,8 +17,9 @@ from ftis.check import estimate, memory
 from ftis.check.estimate import fitting_jobs
 from ftis.check.memory import Memory, Shape, likely_signal, peak_memory
 from ftis.config import PeerConfig, Recipe
-from ftis.engines import devices, machine
+from ftis.engines import devices
 from ftis.engines.models import load_tokenizer
+from ftis.machine import resources
 from ftis.recipe.parsing import parse
 
 REAL = Path(__file__).parents[1] / "models" / "smollm2-135m"
@@ -203,7 +204,7 @@ def test_as_many_jobs_run_at_a_time_as_fit(tiny_model_dir: TinyModelDir, monkeyp
     assert fitting_jobs(recipe, 8, free=job // 2) == 1
     assert fitting_jobs(recipe, 8, free=0) == 8  # not known
     if sys.platform.startswith("linux"):
-        assert machine.available_bytes() > 0
+        assert resources.available_bytes() > 0
     monkeypatch.setattr(estimate, "_examined", lambda swarm, lines: iter(()))
     assert fitting_jobs(recipe, 8, free=10**12) == 1  # a peer cannot be examined
     monkeypatch.setattr(estimate, "resolve_device", lambda device: torch.device("cuda"))
@@ -255,7 +256,7 @@ import torch
 from ftis.run.assembly import assemble
 from ftis.check.estimate import _shape
 from ftis.engines.devices import peak_bytes
-from ftis.engines.machine import resident_bytes
+from ftis.machine.resources import resident_bytes
 from ftis.engines.rows import shared_beginning
 from ftis.check.memory import peak_memory
 from ftis.check.preflight import sample, seconds_to_learn

@@ -28,7 +28,7 @@ from rich.console import Console
 from ftis.admission import Collected
 from ftis.codec import VERSION, Header, Message, encode
 from ftis.config import NetworkConfig, Recipe
-from ftis.engines.machine import in_background
+from ftis.machine.resources import in_background
 from ftis.member import Outgoing
 from ftis.records.events import RoundEnded
 from ftis.swarm import manifest as manifests

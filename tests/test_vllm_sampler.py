@@ -27,9 +27,9 @@ from ftis.check.preflight import sound
 from ftis.config import Recipe, RecipeError
 from ftis.engines import vllm, vllm_server
 from ftis.engines.handover import SamplerError
-from ftis.engines.machine import in_background
 from ftis.engines.samplers import open_sampler
 from ftis.joining.join import join, ready
+from ftis.machine.resources import in_background
 from ftis.policy import Policy
 from ftis.recipe.parsing import parse
 from ftis.sampling import Decoding

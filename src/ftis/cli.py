@@ -38,7 +38,7 @@ from ftis.cli_options import (
     step_of,
 )
 from ftis.config import FtisError, Recipe, did_you_mean, nearest
-from ftis.engines.machine import keep_freed_memory, name_places_of_crashes, share_cores
+from ftis.machine.resources import keep_freed_memory, name_places_of_crashes, share_cores
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
 from ftis.recipe.parsing import load, ready_made, split_override
@@ -389,8 +389,8 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
         from ftis.check.estimate import fitting_jobs
         from ftis.check.plan import of_jobs, problems, remarks
         from ftis.check.rates import rates
-        from ftis.engines.machine import cores
         from ftis.experiment.seeds import jobs_of, run_experiment
+        from ftis.machine.resources import cores
         from ftis.preparing.checks import check_to_train
         from ftis.recipe.arms import experiment_directory
         from ftis.view.progress import Display

@@ -29,7 +29,7 @@ class RecipeError(FtisError):
 
 
 class RunError(FtisError):
-    """A run directory that cannot be used, or a peer's process that failed."""
+    """A run directory that cannot be used, or a process that failed."""
 
 
 class _Section(BaseModel):

@@ -10,7 +10,7 @@ import re
 import torch
 
 from ftis.check.quantities import in_bytes
-from ftis.engines.machine import cores, total_bytes
+from ftis.machine.resources import cores, total_bytes
 from ftis.policy import resolve_dtype
 from ftis.version import extra
 

@@ -18,7 +18,6 @@ from ftis.config import PeerConfig, Recipe
 from ftis.engines.devices import device_kind, working_bytes
 from ftis.engines.head import TOKENS_AT_ONCE
 from ftis.engines.linear import PACKED_FROM
-from ftis.engines.machine import with_threads
 from ftis.engines.microbatches import fit
 from ftis.engines.optimizers import MOMENT_BYTES
 from ftis.engines.slots import (
@@ -31,6 +30,7 @@ from ftis.engines.slots import (
     row_bytes,
 )
 from ftis.experiment.processes import LIKELY_LENGTH, LIKELY_SIGNAL
+from ftis.machine.resources import with_threads
 from ftis.objectives import resolve
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints

@@ -22,8 +22,8 @@ from ftis.check.memory import checkpoint_bytes
 from ftis.check.plan import remarks
 from ftis.config import Recipe
 from ftis.engines.devices import peak_bytes
-from ftis.engines.machine import cores, with_threads
 from ftis.experiment.workers import Job, Stop, run_jobs
+from ftis.machine.resources import cores, with_threads
 from ftis.measures import RoundExchange, Stopwatch, has_ended
 from ftis.metric_keys import LOGP, SAMPLE, UPDATE
 from ftis.objectives import Objective

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ftis.config import Recipe, RunError, TaskConfig
-from ftis.engines.machine import cores
+from ftis.machine.resources import cores
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task

@@ -15,7 +15,7 @@ from ftis.check.plan import remarks
 from ftis.config import RecipeError
 from ftis.draft.problems import Problems
 from ftis.draft.sections import Line, Section, Train, sections_of
-from ftis.engines.machine import nearest_existing
+from ftis.machine.resources import nearest_existing
 from ftis.preparing.checks import check
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load, parse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftis.rewards import helper
+from ftis.machine import resources
 
 CPU_BYTES = 2**31
 
@@ -32,4 +32,4 @@ def peak_bytes(device: torch.device) -> int:
         import resource
     except ImportError:  # Windows
         return 0
-    return helper.peak_bytes(resource)
+    return resources.peak_bytes(resource)

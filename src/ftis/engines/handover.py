@@ -29,8 +29,8 @@ import torch
 
 from ftis.config import FtisError
 from ftis.engines.agreement import LARGEST_GAP, ROUNDED, Nats, Rows, plain_logps, rms, rounding
-from ftis.engines.machine import in_background
 from ftis.engines.stops import holds
+from ftis.machine.resources import in_background
 from ftis.policy import Policy
 from ftis.rollouts import MIN_LOGP, Floats, Ints, Rollout
 from ftis.sampling import Decoding, Prompts, Sampler

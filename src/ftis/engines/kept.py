@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ftis.engines.machine import return_freed_memory
+from ftis.machine.resources import return_freed_memory
 from ftis.policy import ModelError
 
 

@@ -18,7 +18,7 @@ import torch
 
 from ftis.engines.agreement import Rows
 from ftis.engines.handover import Completion, Engine, SamplerError, Written
-from ftis.engines.machine import in_background
+from ftis.machine.resources import in_background
 from ftis.policy import Policy
 from ftis.rollouts import Floats, Ints
 from ftis.sampling import Decoding

@@ -9,7 +9,7 @@ Both are a class, made without arguments and used again after ``reset``:
 - ``get_reward() -> float`` is asked at the end. Without it the recipe's reward function scores the whole completion.
 
 Equal row, seed and actions give equal answers, since each peer plays the others' episodes. A user's environment plays
-in a process with limits (:mod:`ftis.rewards.helper`), since the actions may be a stranger's.
+in a process with limits (:mod:`ftis.machine.helper`), since the actions may be a stranger's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 from ftis.config import RecipeError
 from ftis.episodes import EpisodeError
-from ftis.rewards.helper import Helper, Judge, RetireError, serve
+from ftis.machine.helper import Helper, Judge, RetireError, serve
 from ftis.rewards.scoring import LARGEST_REWARD
 from ftis.rollouts import Prompt
 from ftis.seams import ENVIRONMENTS, GIVEN, look_up

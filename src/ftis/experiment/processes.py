@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 
 from ftis.config import PeerConfig, Recipe
-from ftis.engines.machine import cores
+from ftis.machine.resources import cores
 from ftis.models.sizes import is_large
 from ftis.policy import resolve_device
 from ftis.recipe.arms import rollouts_per_round

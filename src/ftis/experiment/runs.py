@@ -26,7 +26,6 @@ from ftis.config import PeerConfig, Recipe, RunError
 from ftis.directory.claiming import claim, delete_run, may_claim, peer_lock, require_free, swarm_locks
 from ftis.directory.provenance import LOCK_SECONDS
 from ftis.directory.resuming import is_finished, repeats, require_checkpoint, resume_step
-from ftis.engines.machine import cores, return_freed_memory, with_threads
 from ftis.engines.offload import Offload
 from ftis.experiment.processes import (
     computing_at_a_time,
@@ -36,6 +35,7 @@ from ftis.experiment.processes import (
     shared_bases,
 )
 from ftis.experiment.workers import Job, Stop, interrupts, run_jobs
+from ftis.machine.resources import cores, return_freed_memory, with_threads
 from ftis.member import Outgoing
 from ftis.models.sizes import is_large
 from ftis.preparing.checks import Checked, check_to_train

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftis.config import FtisError, RunError
-from ftis.engines.machine import keep_freed_memory, name_places_of_crashes
+from ftis.machine.resources import keep_freed_memory, name_places_of_crashes
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import AskedToStop, Event, Failed, Say
 

@@ -26,8 +26,8 @@ from ftis.admission import Collected
 from ftis.config import ArmConfig, Recipe, RecipeError
 from ftis.directory.claiming import claim, delete_run, may_claim, require_free, swarm_lock
 from ftis.directory.resuming import repeats
-from ftis.engines.machine import cores, in_background
 from ftis.joining.network import credentials, identity_directory, in_network
+from ftis.machine.resources import cores, in_background
 from ftis.preparing.checks import Checked, check
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records import accusations

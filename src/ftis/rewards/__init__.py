@@ -2,7 +2,7 @@
 
 ``answers.py`` has the function, :func:`format_and_answer`. ``grammar.py`` lists the ways to write an answer; ``words``,
 ``numbers``, ``formulas`` and ``shapes`` read answers with it. ``latex.py`` compares formulas and ``gym.py`` scores
-answers in a process with limits, by ``helper.py``. ``scoring.py`` calls a reward function, this or a recipe's own.
+answers, each in a process with limits. ``scoring.py`` calls a reward function, this or a recipe's own.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
+from ftis.machine.helper import Helper, Judge, serve
 from ftis.rewards.gym_judge import judge
-from ftis.rewards.helper import Helper, Judge, serve
 from ftis.version import extra
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ftis.rewards.helper import Helper, Judge, serve
+from ftis.machine.helper import Helper, Judge, serve
 
 
 @lru_cache(maxsize=4096)  # completions of a group often give the same answer

@@ -12,7 +12,7 @@ import numpy as np
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ftis.config import FtisError
-from ftis.engines.machine import in_background
+from ftis.machine.resources import in_background
 from ftis.records.events import Stopped
 from ftis.rollouts import Rows
 from ftis.trl.batches import EMPTY

@@ -20,9 +20,10 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
+
+from ftis.machine.resources import peak_bytes
 
 CPU_SECONDS = 3.0
 """Limit on one request. It is processor time, so that a busy machine changes no reward."""
@@ -67,7 +68,7 @@ class Helper:
     def ask_all(self, requests: Sequence[dict[str, Any]]) -> list[Any]:
         """The verdicts on requests, up to the first None. Threads wait for each other.
 
-        Some are sent ahead: waking a process for each takes longer than a short answer. A RewardError if the process
+        Some are sent ahead: waking a process for each takes longer than a short answer. A RunError if the process
         cannot be started.
         """
         lines, verdicts, ended = [json.dumps(request).encode() + b"\n" for request in requests], list[Any](), 0
@@ -117,7 +118,7 @@ class Helper:
             process.returncode = 0  # a child cannot wait for it
 
     def _running(self) -> subprocess.Popen[bytes]:
-        from ftis.rewards.scoring import RewardError  # whose imports the helper's process does without
+        from ftis.config import RunError  # whose imports the helper's process does without
 
         if self._process is not None:
             if self._process.poll() is None:
@@ -134,14 +135,14 @@ class Helper:
                 start_new_session=True,  # Ctrl-C is for the parent
             )
         except OSError as error:
-            raise RewardError(f"the helper that {self.does} cannot be started: {error}") from error
+            raise RunError(f"the helper that {self.does} cannot be started: {error}") from error
         self._lines = SimpleQueue()
         threading.Thread(target=_hear, args=(self._process.stdout, self._lines), daemon=True).start()
         greeting, _ = self._read_line(self._process, START_SECONDS)
         if greeting != b"ready\n":
             self._stop()
             why = greeting.decode(errors="replace").strip() or "without a message"
-            raise RewardError(
+            raise RunError(
                 f"the helper that {self.does} did not start ({why}): install {self.needs}, and run "
                 f"{' '.join(self.command())} to see why"
             )
@@ -222,15 +223,3 @@ def serve(load: Callable[[], Judge]) -> None:
         # Near the limit on memory harmless requests may begin to fail.
         worn = worn or (resource is not None and peak_bytes(resource) > MEMORY_BYTES // 2)
         replies.write(json.dumps({"verdict": verdict, "retire": worn}) + "\n")
-
-
-def peak_bytes(resource: Any) -> int:
-    """The most memory that this program has used.
-
-    On Linux ``ru_maxrss`` may hold the parent's memory at the start of this program: gigabytes beside a model.
-    """
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -58,6 +58,18 @@ def resident_bytes() -> int:
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 
+def peak_bytes(resource: Any) -> int:
+    """The most memory that this program has used.
+
+    On Linux ``ru_maxrss`` may hold the parent's memory at the start of this program: gigabytes beside a model.
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
 def nearest_existing(place: Path) -> Path:
     """A place, or the nearest directory above it that exists."""
     return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())

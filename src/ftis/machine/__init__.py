@@ -1,0 +1,1 @@
+"""The machine: its cores and memory, and a process that may take only so much of them."""
