@@ -138,7 +138,6 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             size = "no length" if isinstance(rows, IterableDataset) else f"{len(rows)} rows"
             remedy = "give a row for each, in their order, or leave train_dataset out"
             raise OptionError(f"train_dataset has {size}, the recipe's task {len(task.train)} problems: {remedy}")
-        self.foreign = Foreign(self)
         self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
         check_generation(args, *generation_of(self), self.eos_token_ids)
@@ -158,6 +157,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             stage = cast(Player, self.member.admitter.episodes), rows
             self.stage = Stage.of(*stage, self.environment_factories[None], self._environment_pool[None])
             self._env_tools = {None: list(player.environment.tools.values())}
+        self.foreign = Foreign(self)
         self._episodes: list[tuple[Rollout, str]] = []
         self._drawn_by: Sequence[Prompt] = ()
         self.agreed = False
