@@ -28,7 +28,9 @@ OF_SCRIPT = {
     "environment": "environment_factory",
     "max_turns": "max_turns, which is max_tool_calling_iterations + 1",
 }
-"""The names that a TRL script has for facts. Other facts have the same name there."""
+"""The names that a TRL script has for facts. Other facts have the same name there.
+
+They stand here, since the link compares facts: from ``trl/`` they would pass unread through two modules."""
 
 
 class ExchangeError(FtisError):
