@@ -45,22 +45,22 @@ IN_A_ROW = 3
 """The factor by which a single row's few tokens may differ more than many rows do, if another engine draws them or
 weights have 4 bits."""
 PEAK = 10
-"""A single token may differ by this many times the root mean square that its row may have. Where a row may have
+"""A single token may differ by this many times the root mean square that its row may have. If a row may have
 :data:`IN_A_ROW` times more, the token may not. In bfloat16 the largest of 320 tokens of SmolLM2-135M was 4 times."""
 SLIGHT = 0.1
 """In bfloat16, the root mean square of a row's differences that passes without a look at rounding."""
 AT_LEAST = 24
-"""If one of a run's first rows has more than :data:`SLIGHT` in bfloat16, each counts as if it had at least this many
-tokens, the added ones agreeing. A single token may then differ by a nat, as in a long row (:data:`PEAK`). Of answers
-of three tokens by SmolLM2-135M, one in 20 has more than that, and one in 7 of 2 to 21 by Gemma 3 270M. None of the
-latter's 192 has it if they count as 24."""
+"""If one of a run's first rows exceeds :data:`SLIGHT` in bfloat16, each counts as if it had at least this many tokens,
+the added ones agreeing. A single token then reaches it at half a nat, in a long row at one (:data:`PEAK`). As they are,
+one in 20 answers of three tokens by SmolLM2-135M exceeds it, and one in 7 of 2 to 21 by Gemma 3 270M. None of the
+latter's 192 does if they count as 24."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}
 """The most padded tokens of a trial's prompts, by kind of device, without the longest ones. A length beyond them is
 tried in a single row, which costs less than a round of such rows."""
 TRIED_LENGTH = 64
-"""The tokens of the longest row of a trial, if nobody says how long rows become."""
+"""The tokens of the longest row of a trial, if the most tokens of a row are unknown."""
 
 Nats = npt.NDArray[np.float64]
 """Log-probabilities of checked tokens, end to end: [M]."""
@@ -79,9 +79,9 @@ class Gaps:
     square of a row, with single tokens bounded by :data:`PEAK` and short rows by :data:`AT_LEAST`.
 
     Attributes:
-        sampler, learner: from a plain pass.
-        both: of sampler and learner from each other.
-        most: of the learner and of the sampler, the most that rounding explains.
+        sampler, learner: the gap of each from a plain pass.
+        both: the gap between sampler and learner.
+        most: the largest gaps of learner and of sampler that rounding explains.
     """
 
     sampler: float
@@ -91,7 +91,7 @@ class Gaps:
 
     @property
     def enough(self) -> float:
-        """The gap up to which the fastest way is taken: in float32, that of log-probabilities which serve as π_old."""
+        """The gap up to which the fastest way is taken: in float32 that up to which log π_gen serves as log π_old."""
         return LOGP_TOLERANCE if self.most[0] == LARGEST_GAP[torch.float32] else self.most[0]
 
     def refuse(self, policy: Policy, remedy: str = "") -> None:
@@ -194,7 +194,7 @@ def gaps(
 
     Args:
         in_place: the sampler has the policy's arithmetic; another may have a coarser one.
-        at_least: the tokens that a row counts as having in bfloat16 if one's differences are more than slight.
+        at_least: the tokens that a row counts as having in bfloat16 if some row's differences are more than slight.
         typical: the rows that show how coarse bfloat16 is; by default the same.
     """
     rows = Rows(prompts, [rollout.completion_ids for rollout in rollouts])
@@ -253,8 +253,8 @@ def plain_forward(policy: Policy) -> Forward:
 def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding], take_in: bool = False) -> list[list[Floats]]:
     """log π_θ of each row's completion by a plain pass, under each decoding.
 
-    A token that top k or top p leave out has −∞. With ``take_in`` it counts as if it were taken in, less the nats that
-    it lacks.
+    A token that top k or top p leave out has −∞. With ``take_in`` it counts as if it were taken in, less half of the
+    nats that it lacks.
     """
     forward = plain_forward(policy)
     found: list[list[Floats]] = [[] for _ in decodings]
@@ -262,7 +262,7 @@ def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding], take_
         with policy.precision():
             logits_TV = forward([prompt], [completion]).float()
         target_T1 = torch.from_numpy(completion.astype(np.int64)).to(logits_TV.device)[:, None]
-        for of, decoding in zip(found, decodings, strict=True):
+        for logps, decoding in zip(found, decodings, strict=True):
             scores_TV = logits_TV
             for warper in decoding.warpers():
                 scores_TV = warper(None, scores_TV)
@@ -271,13 +271,13 @@ def plain_logps(policy: Policy, rows: Rows, decodings: Sequence[Decoding], take_
             if take_in and decoding.truncated and bool(out_T.any()):
                 whole_TV = logits_TV[out_T] / decoding.temperature
                 logp_T[out_T] = _left_out(whole_TV, scores_TV[out_T].logsumexp(-1), target_T1[out_T], decoding)
-            of.append(logp_T.cpu().numpy())
+            logps.append(logp_T.cpu().numpy())
     return found
 
 
 def _left_out(scores_TV: Tensor, kept_T: Tensor, target_T1: Tensor, decoding: Decoding) -> Tensor:
-    """Log-probabilities of sampled tokens outside top k or top p, as if these took them in, less the nats by which
-    their ``scores``, logits / temperature, miss. ``kept`` is log Σ exp of the tokens within."""
+    """Log-probabilities of sampled tokens outside top k or top p, as if these took them in, less half of the nats (log
+    odds for top p) that they lack. ``scores`` are logits / temperature; ``kept`` is log Σ exp of the tokens within."""
     own_T1 = scores_TV.gather(1, target_T1)
     lacking_T1 = torch.zeros_like(own_T1)
     if 0 < decoding.top_k < scores_TV.shape[1]:
@@ -325,7 +325,7 @@ def farthest(values_M: Floats | Nats) -> float:
 def rms_or_peak(values_M: Floats | Nats, peak: float, at_least: int = 0) -> float:
     """The root mean square, or the largest / ``peak`` if that is more: of many tokens a single one counts too.
 
-    Up to ``at_least`` tokens, missing ones count as 0.
+    Zeros fill up fewer than ``at_least`` tokens.
     """
     agreeing = np.zeros(max(0, at_least - len(values_M)))
     return max(rms(np.append(values_M.astype(np.float64), agreeing)), farthest(values_M) / peak)

@@ -204,7 +204,7 @@ class _Rows:
         span = used - int(self.start.min()) if len(self.start) else 0
         width = max(span, longest)
         if len(self.start):
-            self.graph = None  # which holds the old keys and values
+            self.graph = None  # it holds the old keys and values
             cache.put_before(self.cache, span, width)
         self.cache = cache
         length_P = torch.tensor([len(ids) for ids in prompts], device=self.policy.device)
@@ -252,7 +252,7 @@ class _Rows:
     def _read_on(
         self, decoder: FusedDecoder, cache: SlotCache, prompts: Sequence[Ints], start_P: Ints, known_P: Ints
     ) -> Tensor:
-        """As :meth:`_read`, but each row is read from its slot ``known`` on. Its first slot is ``start``."""
+        """As :meth:`_read`, but each row is read from its slot ``known`` on; its first token is at slot ``start``."""
         device, longest = self.policy.device, start_P[0] + len(prompts[0])
         slots = [np.arange(known, longest) for known in known_P]
         row_M, slot_M = np.repeat(np.arange(len(prompts)), longest - known_P), np.concatenate(slots)

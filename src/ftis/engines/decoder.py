@@ -187,9 +187,9 @@ class FusedDecoder:
         back_TS = slot_S[first:, None] - slot_S
         most = rows_attending(self.n_query, self.width, t, len(slot_S), self.dtype.itemsize, slot_M.device)
         parts = [(begin, min(begin + most, n)) for begin in range(0, n, most)]
-        tokens_N = [0, *torch.bincount(row_M, minlength=n).cumsum(0).tolist()]  # of the rows before each
+        tokens_N = [0, *torch.bincount(row_M, minlength=n).cumsum(0).tolist()]  # in the rows before each row
 
-        @lru_cache(maxsize=2)  # as many as a model has windows, so that it is kept where all rows are one part
+        @lru_cache(maxsize=2)  # one for each window of a model; if all rows are one part, both stay
         def bias(window: Window, begin: int, end: int) -> Tensor:
             seen_nTS = (slot_S >= start_N[begin:end, None, None]) & (back_TS >= 0) & (back_TS < (window or len(slot_S)))
             zero = torch.zeros(seen_nTS.shape, dtype=self.dtype, device=slot_M.device)
@@ -358,7 +358,7 @@ def _computes_the_same(model: Any) -> bool:
         return False
     if getattr(inner.config, "quantization_config", None):  # joined weights would be in full size
         return False
-    if any(getattr(inner.config, cap, None) for cap in CAPS):  # small logits would not show it
+    if any(getattr(inner.config, cap, None) for cap in CAPS):  # small logits would not show a cap
         return False
     if {name for name, _ in inner.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False

@@ -17,7 +17,7 @@ def device_kind(device: torch.device) -> str:
 def working_bytes(device: torch.device) -> int:
     """The most for the completions drawn at a time, and for a micro-batch: a quarter of a GPU's memory, 2 GB on a CPU.
 
-    Free memory plays no part: other parts give other completions and other last bits.
+    Free memory does not matter: batches of another size give other completions and other last bits.
     """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 4)

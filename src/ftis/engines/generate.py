@@ -121,7 +121,7 @@ def _generated(
 
 
 def _known(before: KeptRows, rows: Sequence[Ints]) -> DynamicCache | None:
-    """The keys and values of rows up to the first place that one of them has not read; None: there are none."""
+    """The keys and values of rows up to the first place at which some row has none; None if there are none at all."""
     found = before.find(rows)
     if found is None:
         return None
@@ -131,7 +131,7 @@ def _known(before: KeptRows, rows: Sequence[Ints]) -> DynamicCache | None:
 
 
 def _part(past: Any, rows: Sequence[Ints]) -> KeptPart | None:
-    """A batch's keys and values; None if its cache holds something else, as states, or not all of them."""
+    """A batch's keys and values; None if its cache holds states, or drops keys, as a window does."""
     plain = type(past) is DynamicCache and all(type(layer) is DynamicLayer for layer in past.layers)
     if not plain:
         return None
@@ -146,7 +146,7 @@ def _skipped(rows: Sequence[Ints]) -> list[int]:
 
 
 class _Stops(StoppingCriteria):
-    """Ends a row whose text holds a stop string; ``length`` then says after how many tokens, by row."""
+    """A criterion that ends a row whose text holds a stop string; ``length`` has the row's tokens up to there."""
 
     def __init__(self, policy: Policy, stop: Sequence[str], prompt_length: int) -> None:
         self.stops, self.prompt_length = StopStrings(policy, stop), prompt_length

@@ -74,7 +74,7 @@ class CheckedRows(NamedTuple):
 
 
 class Engine(Protocol):
-    """Completes prompts with its own copy of the weights.
+    """An engine that completes prompts with its own copy of the weights.
 
     Attributes:
         name: for error messages.
@@ -104,7 +104,7 @@ class Engine(Protocol):
 
 
 class Copied(Sampler):
-    """Draws from an engine with a copy of the weights, and checks that the copy is the learner.
+    """A sampler that draws from an engine with a copy of the weights, and checks that the copy is the learner.
 
     Attributes:
         gap: root mean square of log π_engine − log π_θ, in nats, at the latest check; 0 before the first.
@@ -121,8 +121,8 @@ class Copied(Sampler):
         self._coarse = torch.bfloat16 in (engine.dtype, policy.compute_dtype)
         self._largest_gap = LARGEST_GAP[torch.bfloat16 if self._coarse else torch.float32]
         self._rounded: dict[float, float] = {}
-        """The largest gap by temperature, where rounding was looked at."""
-        # Most of a gap in bfloat16 is this. Over a few tokens it may look smaller by chance.
+        """The largest gap by temperature, if rounding was looked at."""
+        # Most of a gap in bfloat16 is noise of this size, which few tokens may show smaller by chance.
         self._noise = self._largest_gap / 3 if self._coarse else FINEST
         self._checked: set[Decoding] = set()
         self._seen: CheckedRows | None = None
@@ -132,7 +132,7 @@ class Copied(Sampler):
     def start(self, policy: Policy, prompt: Ints, decoding: Decoding, draw: Callable[[], T]) -> Future[T]:
         """Run ``draw``, which calls this sampler, while the learner learns. New weights wait until it is done.
 
-        A few short completions of ``prompt`` are compared with the learner's before, by the same weights.
+        Before that, a few short completions of ``prompt`` are checked against the learner: both still have one policy.
 
         Raises:
             SamplerError: the engine does not sample the learner.
@@ -216,7 +216,7 @@ class Copied(Sampler):
         self._seen = self._seen or CheckedRows(rows, engine_M, learner_M)
         asked = Decoding(decoding.max_completion_length) if decoding.greedy else decoding
         others = other_distributions(asked)
-        learner = [_joined(of) for of in plain_logps(policy, rows, [asked, *others.values()])]
+        learner = [_joined(logps) for logps in plain_logps(policy, rows, [asked, *others.values()])]
         # Near the edge of top k and top p, rounding decides which side a token is on.
         known_M = np.isfinite(learner[0])
         if known_M.mean() < 1 - ASIDE:
@@ -284,8 +284,8 @@ _REMEDY = (
 
 
 class Written:
-    """Weights on their way through a directory in ``directory``, which engines elsewhere read by the same path. It is
-    deleted with this."""
+    """Weights in a temporary directory in ``directory``, which engines elsewhere read by the same path. The directory
+    is deleted together with this object."""
 
     def __init__(self, directory: str | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ftis-vllm-", dir=directory))
@@ -320,7 +320,7 @@ class Way(NamedTuple):
 
 
 def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats, noise: float = FINEST) -> Way:
-    """The least-squares slope Σ (r − e)(o − e) / Σ (o − e)² and its standard error; 0 ± ∞ where both ends are equal.
+    """The least-squares slope Σ (r − e)(o − e) / Σ (o − e)² and its standard error; 0 ± ∞ if both ends are equal.
     ``noise`` is the least standard deviation of a value, in nats."""
     way_M, gap_M = other_M - expected_M, reported_M - expected_M
     length = float(way_M @ way_M)
@@ -331,7 +331,7 @@ def explained_by(reported_M: Nats, expected_M: Nats, other_M: Nats, noise: float
 
 
 def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
-    """The distributions that an engine may report by mistake, in words."""
+    """The distributions that an engine may report by mistake, by their names in messages."""
     others: dict[str, Decoding] = {}
     if asked.truncated or asked.temperature != 1:
         others["the model's own, before temperature, top k and top p"] = Decoding(asked.max_completion_length)
@@ -344,7 +344,7 @@ def other_distributions(asked: Decoding) -> Mapping[str, Decoding]:
 
 
 def _distribution(decoding: Decoding) -> Decoding:
-    """The same for draws of all lengths: the turns of an episode differ in the tokens that are left."""
+    """``decoding`` without the number of tokens that are left, in which the turns of an episode differ."""
     return replace(decoding, max_completion_length=1, kept=None)
 
 

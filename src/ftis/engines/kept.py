@@ -62,15 +62,15 @@ def share_frozen(model: Any) -> None:
 
     So several LoRA peers of one base take its memory once. Nothing writes to a frozen parameter.
     """
-    gc.collect()  # else models that nobody uses any more would be earlier ones
+    gc.collect()  # else models out of use would count as earlier ones
     for name, parameter in model.named_parameters():
-        scales = getattr(parameter, "quant_state", None)  # of weights in 4 bits; they lie beside them
+        scales = getattr(parameter, "quant_state", None)  # 4-bit weights have theirs beside them
         if parameter.requires_grad or not (parameter.is_floating_point() or scales is not None):
             continue
         key = (name, parameter.shape, parameter.dtype, parameter.device)
         sharers: Any = _FROZEN.get(key)
         earlier: Any = None if sharers is None else next(iter(sharers.values()), None)
-        is_here = earlier is not None and earlier.untyped_storage().nbytes() > 0  # its peer does not wait elsewhere
+        is_here = earlier is not None and earlier.untyped_storage().nbytes() > 0  # its peer is on the device
         equal = is_here and torch.equal(earlier, parameter)
         if equal and scales is not None:
             equal = torch.equal(earlier.quant_state.absmax, scales.absmax)
@@ -80,18 +80,18 @@ def share_frozen(model: Any) -> None:
                 scales.absmax = earlier.quant_state.absmax
         else:
             sharers = _FROZEN[key] = weakref.WeakValueDictionary()
-        parameter.sharers = sharers  # which stay known as long as one of them is in use
+        parameter.sharers = sharers  # known as long as one of them is in use
         sharers[id(parameter)] = parameter
     return_freed_memory()
 
 
 def is_shared(parameter: Any) -> bool:
-    """Whether :func:`share_frozen` let a parameter lie in memory once with that of another model, still in use."""
+    """Whether a parameter shares memory, by :func:`share_frozen`, with one of another model that is still in use."""
     return len(getattr(parameter, "sharers", ())) > 1
 
 
 _FROZEN: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
-"""The parameters that lie in one place, by ``id``; by name, shape, dtype and device."""
+"""(name, shape, dtype, device) → the parameters that share one place, by ``id``."""
 
 
 def checkpoint_layers(model: Any, peer: str) -> None:

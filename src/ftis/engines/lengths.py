@@ -82,7 +82,7 @@ def switch_of(model: Any, device: torch.device) -> int | None:
     whole rows confirm it if they are short, since a model may make something else of places that are far apart.
 
     Raises:
-        ModelError: there are several, as for factors that grow with every token.
+        ModelError: there are several switches, as for factors that grow with every token.
     """
     most = positions_of(model.config) or 0
     size = len(model.get_input_embeddings().weight)
@@ -95,7 +95,7 @@ def switch_of(model: Any, device: torch.device) -> int | None:
         return logits.float()
 
     def alike(near: int, length: int) -> bool:
-        """Whether the tokens within the first ``near`` places are predicted alike in a row of so many, or one more."""
+        """Whether tokens in the first ``near`` places have the same logits in rows of ``near + 1`` and ``length``."""
         predicted(4, 5)  # dynamic scaling keeps a longer row's frequencies until a short one comes
         short, long = predicted(near, near + 1), predicted(near, length)
         return within_tolerance(model, long, short)
@@ -104,7 +104,7 @@ def switch_of(model: Any, device: torch.device) -> int | None:
     try:
         while near < most - 1 and alike(near, most):
             near *= 8
-    except TypeError:  # it takes no places
+    except TypeError:  # the model takes no position_ids
         return None
     if near >= most - 1:
         return None
@@ -155,7 +155,7 @@ class BySwitch(Forward):
 
 @dataclass(frozen=True)
 class OneLength(Draw):
-    """Draws for prompts of one length at a time, without padding, and begins rows again after a switch."""
+    """A draw for prompts of one length at a time, without padding. It begins rows again after a switch."""
 
     draw: Draw
     switch: int | None = None
@@ -164,7 +164,7 @@ class OneLength(Draw):
         self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         drawn: dict[int, tuple[Rollout, ...]] = {}
-        decoding = replace(decoding, kept=None)  # after a switch the keys before it are others
+        decoding = replace(decoding, kept=None)  # beyond a switch, kept keys are wrong
         for length in sorted({len(prompt) for prompt in prompt_ids}):
             chosen = [i for i, prompt in enumerate(prompt_ids) if len(prompt) == length]
             prompts = [prompt_ids[i] for i in chosen]

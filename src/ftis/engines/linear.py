@@ -17,7 +17,7 @@ class Linear:
     """y = x W + b.
 
     Attributes:
-        weight: [in, out]; where ``packed``, [out, in] in oneDNN's layout.
+        weight: [in, out]; if ``packed``, [out, in] in oneDNN's layout.
     """
 
     weight: Tensor
@@ -26,7 +26,7 @@ class Linear:
 
     @staticmethod
     def of(weight_OI: Tensor, bias_O: Tensor | None) -> Linear:
-        """The layer of a weight as torch keeps it. A copy is made where the weight is packed."""
+        """The layer of a weight as torch keeps it. Packing makes a copy."""
         if weight_OI.device.type != "cpu" or weight_OI.numel() < PACKED_FROM or not _packs(weight_OI.dtype):
             return Linear(weight_OI.t(), bias_O, packed=False)
         return Linear(torch.ops.mkldnn._reorder_linear_weight(weight_OI), bias_O, packed=True)
@@ -38,7 +38,7 @@ class Linear:
         return torch.mm(x_NI, self.weight) if self.bias is None else torch.addmm(self.bias, x_NI, self.weight)
 
     def added_to(self, base_NO: Tensor, x_NI: Tensor) -> Tensor:
-        """``base + y``, in one operation where that can be."""
+        """``base + y``, in one operation if possible."""
         if not self.packed and self.bias is None and x_NI.dtype == base_NO.dtype:
             return torch.addmm(base_NO, x_NI, self.weight)
         return base_NO + self(x_NI)

@@ -30,13 +30,13 @@ MOST_TOKENS = {"cpu": 16384, "cuda": 32768}
 
 @dataclass(frozen=True)
 class Microbatches:
-    """A :data:`~ftis.policy.TokenSplit` of a model that computes each distinct prompt once, or each row's.
+    """A :data:`~ftis.policy.TokenSplit` for a model that runs each distinct prompt once, or the prompt of each row.
 
     Attributes:
         padding_cost: of a padded place, in tokens. Below 1 a micro-batch has each distinct prompt once, and
             only attention computes padded places.
         overhead: the fixed cost of a micro-batch, in padded places.
-        most: padded tokens of a micro-batch where no budget is given.
+        most: padded tokens of a micro-batch if no budget is given.
     """
 
     padding_cost: float
@@ -51,7 +51,7 @@ class Microbatches:
             prompt_N = np.array([numbers.setdefault(ids.tobytes(), len(numbers)) for ids in prompt_ids], dtype=np.int64)
         else:
             prompt_N = np.arange(len(prompt_ids))
-        again_N = prompt_length_N * (1 / self.padding_cost - 1)  # its places are counted already
+        again_N = prompt_length_N * (1 / self.padding_cost - 1)  # each row counts its prompt at the cost of padding
         return cheapest(length_N, prompt_N, again_N, budget or self.most, self.overhead)
 
 
@@ -65,8 +65,8 @@ def fit(padding_cost: float, n_parameters: int, device: torch.device, model: Any
 def kept_bytes(model: Any, peer: PeerConfig, device: torch.device) -> int:
     """Estimate the bytes a token keeps for the backward pass of a model trained in full. An adapter keeps a third less.
 
-    In a layer these are about eight vectors of its width, and four of its feed-forward part's, of each expert that a
-    token goes through; with gradient checkpointing one of its width, and the rest of one layer at a time. 0 where the
+    A layer keeps about eight vectors of its width, and four of its feed-forward width for each expert of the token.
+    With gradient checkpointing it keeps one vector of its width, and one layer at a time keeps the rest. 0 if the
     configuration has other names for these.
     """
     text = model.get_text_config(decoder=True)

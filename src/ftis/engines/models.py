@@ -35,7 +35,7 @@ from ftis.engines.places import looks_local, no_model_at, only_here, tokenizer_h
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Floats
 
-# transformers and peft import bitsandbytes wherever it is installed, which tells of kernels that it could not fetch.
+# transformers and peft import bitsandbytes if it is installed, and it warns of kernels that it could not fetch.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 ALIGNED = 64
@@ -47,7 +47,7 @@ SAMPLES = [
 ]
 """Texts on which tokenizers part ways: contractions, numbers, spaces, lines, accents, other scripts."""
 NO_CODE = {"trust_remote_code": False}
-"""Refuse Python code in a model's directory. Without it transformers asks at the terminal."""
+"""Refuse Python code in a model's directory. Without this argument transformers asks at the terminal."""
 UNABLE = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
 """Errors of models that cannot run something."""
 
@@ -76,18 +76,18 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
             _quiet_peft()
             from peft import AutoPeftModelForCausalLM
 
-            place = str(adapter.parent) if only_here(source) else source  # or it asks the Hub for the tokenizer
+            place = str(adapter.parent) if only_here(source) else source  # else peft asks the Hub for the tokenizer
             adapted = AutoPeftModelForCausalLM.from_pretrained(place, dtype=torch.float32, **asked)
             _refuse_shared_targets(adapted, f"the adapter {source}")
             model = adapted.merge_and_unload()
         if getattr(model.config, "output_router_logits", False):
-            model.config.output_router_logits = False  # for a loss of its own, which fails with a cache
+            model.config.output_router_logits = False  # they serve its own loss, which fails with a cache
         if not hasattr(model.config.get_text_config(decoder=True), "num_hidden_layers"):
             raise ValueError("its configuration names no layers, so the memory that it takes cannot be counted")
         if model.generation_config is not None:
             model.generation_config = _storable(model.generation_config)
         for weights in model.parameters():
-            # Those of a file in float32 lie as they do there, and where weights lie decides the last bits of products.
+            # Weights of a float32 file keep their alignment in it, and alignment decides the last bits of products.
             if weights.device.type == "cpu" and weights.data_ptr() % ALIGNED:
                 weights.data = weights.data.clone()
         for layer in model.modules():
@@ -129,7 +129,7 @@ def load_config(source: str) -> PreTrainedConfig:
     Raises:
         ModelError: a LoRA adapter names no base.
         OSError: there is none, or the Hub is out of reach.
-        ValueError: it is none that transformers knows.
+        ValueError: transformers does not know its kind.
     """
     place = _place_of_base(source)
     config: PreTrainedConfig = AutoConfig.from_pretrained(place, local_files_only=only_here(place), **NO_CODE)
@@ -172,7 +172,7 @@ def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **asked)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"tokenizer of {source!r} cannot be loaded: {_why(error, source)}") from None
-    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers invents an empty one
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers makes an empty one up
         raise ModelError(f"no tokenizer at {source}: put its files, such as tokenizer.json, beside the model's")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
@@ -197,10 +197,10 @@ def _why(error: Exception, source: str) -> str:
     place = _place_of_base(source)
     if "in the cached files" not in reason or not only_here(place):
         return reason
-    it = "it is not here" if place == source else f"its base {place!r} is not in {Path.cwd()} or the Hub's cache"
+    missing = "it is not here" if place == source else f"its base {place!r} is not in {Path.cwd()} or the Hub's cache"
     offline = huggingface_hub.is_offline_mode()
     why = "HF_HUB_OFFLINE is set; unset it" if offline else "the Hub does not answer; check the connection"
-    return f"{it}, and {why}, or name the directory of a copy"
+    return f"{missing}, and {why}, or name the directory of a copy"
 
 
 def base_of_adapter(source: str) -> str | None:
@@ -208,7 +208,7 @@ def base_of_adapter(source: str) -> str | None:
     adapter, base = _adapter_config(source), None
     if adapter is None:
         return None
-    with suppress(ValueError, KeyError, TypeError):  # it is no JSON, has no such key, or is no object
+    with suppress(ValueError, KeyError, TypeError):  # the file is no JSON, no object, or lacks the key
         base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
     if not isinstance(base, str):
         where = adapter if Path(source).exists() else f"{source}: {adapter.name}"
@@ -232,7 +232,7 @@ def _place_of_base(source: str) -> str:
 
 def _adapter_config(source: str) -> Path | None:
     """A LoRA adapter's ``adapter_config.json``, in its directory or from the Hub; None for any other model."""
-    with suppress(OSError, ValueError):  # the loading of the model has the better error
+    with suppress(OSError, ValueError):  # loading the model raises the better error
         found = find_adapter_config_file(source, local_files_only=only_here(source))
         return None if found is None else Path(found)
     return None
@@ -341,7 +341,7 @@ def is_product(layer: torch.nn.Linear) -> bool:
         return True  # those of 4 bits are bitsandbytes' own
     try:
         output = layer(layer.weight.new_zeros(1, layer.in_features))
-    except RuntimeError:  # it takes several vectors at a time, as DeepSeek V4's groups
+    except RuntimeError:  # the layer takes several vectors at a time, as DeepSeek V4's groups
         return False
     return isinstance(output, torch.Tensor) and output.shape == (1, layer.out_features)
 
@@ -349,7 +349,7 @@ def is_product(layer: torch.nn.Linear) -> bool:
 def _to_be_saved(adapted: Any) -> Any:
     """A LoRA model whose ``adapter_config.json`` serves in any directory, and is the same each time.
 
-    Target modules are sorted: those of peft are a set. A base on this machine has its whole path: from elsewhere a
+    Target modules are sorted, since peft has them as a set. A base on this machine has its whole path: from elsewhere a
     relative one would be a Hub id, which anybody may own.
     """
     base = adapted.get_base_model().name_or_path
@@ -362,7 +362,7 @@ def _to_be_saved(adapted: Any) -> Any:
 
 def _quiet_peft() -> None:
     """Silence peft's warnings about settings that it mends itself."""
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks it
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft reads it
     for message in (
         "Model has `tie_word_embeddings=True`",
         "Input and output embeddings are no longer tied",
@@ -431,7 +431,7 @@ def require_precision(config: PeerConfig) -> None:
 
 
 def generation_defaults(source: str) -> GenerationConfig | None:
-    """A model's generation defaults as :func:`load_model` finds them, without the model; None where there are none.
+    """A model's generation defaults as :func:`load_model` finds them, without the model; None if there are none.
 
     Raises:
         ModelError: a LoRA adapter names no base.
@@ -447,7 +447,7 @@ def generation_defaults(source: str) -> GenerationConfig | None:
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, end_tokens: Collection[str] = ()) -> str:
     """32 hex digits of the SHA-256 of the map token → id and of the tokens that end a completion.
 
-    Equal exactly where equal ids mean the same text, special tokens apart, and the same ends.
+    Two tokenizers have one fingerprint if equal ids mean equal text, special tokens apart, and equal ends.
 
     Args:
         end_tokens: of the model's generation defaults and of the recipe, beside the tokenizer's own.

@@ -1,7 +1,7 @@
 """Policies that take turns on a device: those that wait have weights and moments in main memory.
 
-A tensor leaves by giving its storage back, and returns into the same storage. So every name for it stays valid, as
-those of tied weights. On a GPU, copies to main memory go on while a peer samples, and copies from there while the CPU
+A tensor leaves by giving its storage back, and returns into the same storage. So every name for it stays valid, also
+of tied weights. On a GPU, copies to main memory go on while a peer samples, and copies from there while the CPU
 reads the others' messages. The same code moves tensors between two places of main memory if the device is a CPU.
 """
 
@@ -41,8 +41,8 @@ def bandwidth(device: torch.device) -> float:
 class Movable:
     """The tensors of a policy that can leave its device: weights, and the moments of its optimiser.
 
-    Frozen weights that lie in another model's memory too stay, whoever has them. With ``keeps_base`` all frozen weights
-    stay, for policies that come later and will share them.
+    Frozen weights that another model shares stay on the device. With ``keeps_base`` all frozen weights stay, for later
+    policies that will share them.
     """
 
     def __init__(self, policy: Policy, keeps_base: bool) -> None:
@@ -65,7 +65,7 @@ class Movable:
         return self.policy.device.type, self.policy.device.index or 0
 
     def copy_out(self) -> None:
-        """Begin to copy to main memory the tensors that have changed since, or were not copied before.
+        """Begin to copy to main memory the tensors that have changed since their last copy, or have none.
 
         On a GPU this returns before they are copied.
         """
@@ -77,7 +77,7 @@ class Movable:
         for tensor in changed:
             if id(tensor) not in self._copies:
                 storage, pinned = tensor.untyped_storage(), self._stream is not None
-                if not storage.resizable() or storage.nbytes() != tensor.nbytes:  # it lies in a file, or in another
+                if not storage.resizable() or storage.nbytes() != tensor.nbytes:  # in a file, or in another tensor
                     tensor.data = tensor.data.clone()
                 self._copies[id(tensor)] = tensor, torch.empty_like(tensor.data, device="cpu", pin_memory=pinned)
         with self._aside():
@@ -86,7 +86,7 @@ class Movable:
         self._copied.update({id(tensor): tensor._version for tensor in changed})
 
     def leave(self) -> None:
-        """Give the memory on the device back, that of gradients too."""
+        """Give back the memory on the device, that of gradients included."""
         if not self.is_here:
             return
         for parameter in self.policy.trainable:
@@ -137,7 +137,7 @@ def _trained(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
         yield weight
         for moment in optimizer.state.get(weight, {}).values():
-            # Not those that bitsandbytes pages, nor numbers of steps.
+            # Neither moments that bitsandbytes pages nor counts of steps.
             if isinstance(moment, Tensor) and moment.device == weight.device and moment.dim():
                 yield moment
 

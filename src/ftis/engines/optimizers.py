@@ -41,7 +41,7 @@ def adamw(trainable: Sequence[Parameter], config: PeerConfig) -> torch.optim.Opt
 
 
 def load_state(optimizer: Any, state: dict[str, Any]) -> None:
-    """Go on from ``optimizer.state_dict()``. By itself bitsandbytes puts moments that it pages on the GPU whole."""
+    """Go on from ``optimizer.state_dict()``. By itself bitsandbytes would put all paged moments on the GPU."""
     if not getattr(optimizer, "is_paged", False):
         optimizer.load_state_dict(state)
         return

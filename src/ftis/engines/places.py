@@ -1,4 +1,4 @@
-"""Where models are on this machine, and whether the Hub answers. This needs no torch."""
+"""The places of models on this machine, and a look whether the Hub answers. This needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from ftis.config import did_you_mean
 
 TRIES = 2
-"""How often the Hub is asked before it counts as out of reach."""
+"""Requests to the Hub without an answer, after which it counts as out of reach."""
 
 
 def looks_local(source: str) -> bool:
@@ -34,7 +34,7 @@ def no_model_at(source: str) -> str:
 def only_here(source: str) -> bool:
     """Whether to look for a model on this machine alone, as ``local_files_only`` of the Hub's clients.
 
-    They would ask for each of its files six times, 23 seconds long, where the Hub does not answer.
+    If the Hub does not answer, the clients would ask for each of the files six times, for 23 seconds.
     """
     return not Path(source).exists() and not answers()
 
@@ -49,7 +49,7 @@ def answers() -> bool:
             response = get_session().head(
                 constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False
             )
-        except Exception:  # those of the HTTP library, which is not the same in every huggingface_hub
+        except Exception:  # the HTTP library's errors, which differ between versions of huggingface_hub
             continue
         if response.status_code < 500:
             return True
@@ -57,7 +57,7 @@ def answers() -> bool:
 
 
 def tokenizer_here(model: str) -> Path | None:
-    """The file of a model's tokenizer, in its directory or in the Hub's cache; None where this machine has none."""
+    """The file of a model's tokenizer, in its directory or in the Hub's cache; None if this machine has none."""
     if (file := Path(model) / "tokenizer.json").is_file():
         return file
     if "/" not in model:

@@ -18,7 +18,7 @@ from ftis.rollouts import Ints, Rollout, pad
 from ftis.sampling import Decoding, Draw
 
 SHARED_FROM = 17
-"""The fewest tokens of a beginning that prompts share for which the model runs on it once."""
+"""The fewest tokens of a shared beginning of prompts on which the model runs once for all."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PaddedRows(Forward):
 
 
 def shared_beginning(prompts: Sequence[Ints]) -> int:
-    """Count the tokens with which all of several prompts begin, less the last of the shortest; 0 for a few."""
+    """Count the tokens with which several prompts begin, one less than the shortest at most; 0 if too few."""
     if len(prompts) == 1:
         return 0
     most = min(map(len, prompts)) - 1
@@ -101,5 +101,5 @@ def as_groups(tokens_NT: Tensor, logp_NT: Tensor, length_N: Tensor, repeats: int
 def whole_rows(prompt_ids: Sequence[Ints], groups: Sequence[Sequence[Rollout]]) -> list[Ints]:
     """Each completion after its prompt."""
     return [
-        np.concatenate([ids, of.completion_ids]) for ids, group in zip(prompt_ids, groups, strict=True) for of in group
+        np.concatenate([ids, r.completion_ids]) for ids, group in zip(prompt_ids, groups, strict=True) for r in group
     ]

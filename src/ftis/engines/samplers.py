@@ -136,7 +136,7 @@ def opener(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     except TypeError as error:
         if not options:
             raise RecipeError(
-                f"sampling.sampler = {name!r}: takes no policy alone ({error}): name what opens a sampler"
+                f"sampling.sampler = {name!r}: cannot take a policy alone ({error}): name what opens a sampler"
             ) from None
         raise RecipeError(
             f"sampling.options: sampler {name!r} does not take {', '.join(options)} ({error}): mend or leave them out"

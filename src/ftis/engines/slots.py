@@ -41,7 +41,7 @@ def row_bytes(config: Any, places: int, number: int) -> int:
 
 def prefill_bytes(config: Any, tokens: int, number: int) -> int:
     """Count the bytes of activations while ``tokens`` tokens are prefilled without gradients: in one layer the residual
-    stream, attention's inputs and outputs, and the three of a gated feed-forward."""
+    stream, attention's inputs and outputs, and the three vectors of a gated feed-forward."""
     text = config.get_text_config(decoder=True)
     return int(tokens * (6 * text.hidden_size + 3 * inner_width(text)) * number)
 
@@ -87,12 +87,12 @@ class Room:
 
     @staticmethod
     def of(policy: Policy, prompt_ids: Sequence[Ints], steps: int, slots: bool = True) -> Room:
-        """That of a policy's sampler: the built-in one with ``slots``, or ``generate``."""
+        """The room of a policy's sampler: the built-in one with ``slots``, or ``generate``."""
         number, longest = cached_number(policy.compute_dtype, slots), max(map(len, prompt_ids))
         return Room(policy.model.config, longest, steps, number, working_bytes(policy.device), slots)
 
     def parts(self, repeats: int) -> int:
-        """In how many parts, drawn as groups of their own, ``repeats`` completions of a prompt fit: 1 where all do.
+        """The number of parts, drawn as groups of their own, in which ``repeats`` completions of a prompt fit.
 
         A part has ⌈repeats / parts⌉ completions. If not even one fits, each is a part.
         """
@@ -132,7 +132,7 @@ class SlotLayer(DynamicLayer):
         self.capacity, self.used = capacity, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        keys, values = (of.new_zeros(*of.shape[:2], self.capacity, of.shape[3]) for of in (key_states, value_states))
+        keys, values = (x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (key_states, value_states))
         self.take(keys, values, 0)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -174,12 +174,12 @@ class SlotCache(Cache):
         """Keep only the rows of these indices, in their order."""
         used = self.get_seq_length()
 
-        def of(rows: Tensor) -> Tensor:
+        def selected(rows: Tensor) -> Tensor:
             out = rows.new_empty(len(kept), *rows.shape[1:])
             out[:, :, :used] = rows[:, :, :used].index_select(0, kept)
             return out
 
-        self.map(of)
+        self.map(selected)
 
     def grown(self, by: int = 1) -> tuple[list[Tensor], list[Tensor]]:
         """Use so many more slots. Returns the used keys and values of each layer."""
@@ -214,13 +214,13 @@ class KeptRows:
     """Keys and values of completions that may go on, by their tokens.
 
     Args:
-        parts: of some rows each: their numbers, their first slots, and per layer keys and values of the slots used.
+        parts: each has some rows: their numbers, their first slots, and per layer keys and values of the slots used.
         rows: the tokens of each row, by number: its prompt and its completion, whose last token is fed to nothing.
     """
 
     def __init__(self, parts: Sequence[KeptPart], rows: Sequence[Ints]) -> None:
         self.parts = parts
-        places = [(part, row, n) for part, of in enumerate(parts) for row, n in enumerate(of.number.tolist())]
+        places = [(part, row, n) for part, kept in enumerate(parts) for row, n in enumerate(kept.number.tolist())]
         self.place = {rows[n].tobytes(): (part, row) for part, row, n in places}
         self.lengths = sorted({len(rows[n]) for _, _, n in places}, reverse=True)
 

@@ -13,7 +13,7 @@ TOKENS_A_CHARACTER = 4  # of UTF-8, where a token may be a byte
 
 
 class StopStrings:
-    """Tells which rows hold a stop string. It looks at the last tokens of a row, as many as one can take.
+    """A search for stop strings in rows. It looks at the last tokens of a row, as many as a stop string can take.
 
     :class:`Stopping` reads whole completions afterwards and decides; this class only saves decoding steps.
     """
@@ -50,7 +50,7 @@ class Stopping(Sampler):
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        self.slow = getattr(sampler, "slow", "")  # one's own may not derive from Sampler
+        self.slow = getattr(sampler, "slow", "")  # a user's sampler may not derive from Sampler
         self.in_place = getattr(sampler, "in_place", False)
 
     def __call__(

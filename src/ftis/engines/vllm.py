@@ -99,7 +99,7 @@ def _rank_for(lora_r: int) -> int:
     """The least rank that vLLM reserves room for and that holds an adapter's."""
     if lora_r > RANKS[-1]:
         raise RecipeError(
-            f"lora_r = {lora_r}: vLLM holds adapters up to rank {RANKS[-1]}: lower it, or sample otherwise"
+            f"lora_r = {lora_r}: vLLM holds adapters up to rank {RANKS[-1]}: lower it, or take another sampler"
         )
     return next(rank for rank in RANKS if rank >= lora_r)
 
@@ -120,7 +120,7 @@ class InProcess(Engine):
         }
         self.dtype, self.lora = dtype_of(settings["dtype"]), policy.config.train == "lora"
         if self.lora:
-            modules = list(policy.config.lora_target_modules)  # in the output layer it would hinder scoring
+            modules = list(policy.config.lora_target_modules)  # an adapter on the output layer would hinder scoring
             settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _rank_for(policy.config.lora_r)}
             settings |= {"lora_target_modules": modules}
         workers = settings.get("tensor_parallel_size", 1) * settings.get("pipeline_parallel_size", 1)
@@ -135,9 +135,9 @@ class InProcess(Engine):
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
     ) -> list[list[Completion]]:
-        told = {"detokenize": bool(decoding.stop), "logprobs": 0}
+        more = {"detokenize": bool(decoding.stop), "logprobs": 0}
         asked = [sampling_parameters(decoding, repeats, seed, ends) for seed in seeds]
-        params = [_vllm().SamplingParams(**of, **told) for of in asked]
+        params = [_vllm().SamplingParams(**parameters, **more) for parameters in asked]
         with _as_sampler_error("sample"):
             outputs = self._generate([prompt.tolist() for prompt in prompt_ids], params)
         return [[completed(output) for output in request.outputs] for request in outputs]

@@ -46,9 +46,9 @@ class Served(Engine):
     def complete(
         self, prompt_ids: Sequence[Ints], repeats: int, decoding: Decoding, seeds: Sequence[int], ends: Sequence[int]
     ) -> list[list[Completion]]:
-        told = {"logprobs": 0, "return_tokens_as_token_ids": True}
+        more = {"logprobs": 0, "return_tokens_as_token_ids": True}
         bodies = [
-            {"prompt": prompt.tolist(), **sampling_parameters(decoding, repeats, seed, ends), **told}
+            {"prompt": prompt.tolist(), **sampling_parameters(decoding, repeats, seed, ends), **more}
             for prompt, seed in zip(prompt_ids, seeds, strict=True)
         ]
         return self._completions(bodies, lambda answer: [completed(choice) for choice in answer["choices"]])
@@ -108,7 +108,7 @@ class Served(Engine):
             ) from None
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The server's answer, read as JSON where it is JSON."""
+        """The server's answer, read as JSON if it is JSON."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("VLLM_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
@@ -161,9 +161,9 @@ def sampling_parameters(decoding: Decoding, repeats: int, seed: int, ends: Seque
 
 def completed(choice: Mapping[str, Any]) -> Completion:
     """A choice of an answer whose tokens are written as ``token_id:<id>``."""
-    of = choice["logprobs"]
-    ids = [int(token.removeprefix("token_id:")) for token in of["tokens"]]
-    return Completion(ids, [float(logp) for logp in of["token_logprobs"]], str(choice["finish_reason"]))
+    logprobs = choice["logprobs"]
+    ids = [int(token.removeprefix("token_id:")) for token in logprobs["tokens"]]
+    return Completion(ids, [float(logp) for logp in logprobs["token_logprobs"]], str(choice["finish_reason"]))
 
 
 def served_prompt_logps(prompt_logprobs: Sequence[Mapping[str, Any] | None], completion: Ints) -> Floats:

@@ -28,7 +28,7 @@ from ftis.machine.resources import peak_bytes
 CPU_SECONDS = 3.0
 """Limit on one request. It is processor time, so that a busy machine changes no reward."""
 CPU_SIGNAL = getattr(signal, "SIGPROF", 0)
-"""Ends the helper at that limit; 0 on systems without such a signal."""
+"""The signal that ends the helper at that limit; 0 on systems without it."""
 WALL_SECONDS = 30.0
 """Limit on one request by the clock, for code that waits instead of computing."""
 START_SECONDS = 120.0
@@ -48,8 +48,8 @@ class RetireError(Exception):
 class Helper:
     """The process that judges: ``module``, which calls :func:`serve`, with ``arguments`` of its own.
 
-    The first request starts it; a failure kills and replaces it. ``does`` and ``needs`` are its work and its package,
-    for errors.
+    The first request starts it; a failure kills and replaces it. ``does`` and ``needs`` are the process's work and
+    the package that it needs, for errors.
     """
 
     def __init__(self, module: str, does: str, needs: str, arguments: Sequence[str] = ()) -> None:

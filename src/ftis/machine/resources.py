@@ -40,20 +40,20 @@ def with_threads(threads: int) -> Iterator[None]:
 
 
 def total_bytes() -> int:
-    """Memory of this machine, or of this container where that is less; 0 where the system does not tell it."""
+    """Memory of this machine, or of this container if that is less; 0 if the system does not tell it."""
     known = hasattr(os, "sysconf") and {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys()
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
     return _least(machine, [limit for limit, _ in _memory()])
 
 
 def available_bytes() -> int:
-    """Memory that this machine and this container can still give; 0 where the system does not tell it."""
+    """Memory that this machine and this container can still give; 0 if the system does not tell it."""
     found = re.search(r"^MemAvailable: +(\d+) kB$", _text(SYSTEM / "proc/meminfo"), re.MULTILINE)
     return _least(1024 * int(found[1]) if found else 0, [limit - used for limit, used in _memory()])
 
 
 def resident_bytes() -> int:
-    """This process's resident size; 0 where the system does not tell it."""
+    """This process's resident size; 0 if the system does not tell it."""
     pages = _text(SYSTEM / "proc/self/statm").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
@@ -110,7 +110,7 @@ def _memory() -> Iterator[tuple[int, int]]:
 def _control_groups(controller: str) -> Iterator[Path]:
     """Linux's control groups around this process, its own first: those of version 2, and of version 1's controller.
 
-    In a container the path may be the host's, which is not there; its own limits are then the outermost.
+    In a container the path may be the host's and lead nowhere. The outermost group then has the container's limits.
     """
     for line in _text(SYSTEM / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -137,8 +137,8 @@ def name_places_of_crashes() -> None:
 def share_cores() -> None:
     """On a machine whose cores have other work already, let threads that wait for each other sleep soon.
 
-    OpenMP's threads spin at each barrier, until one whose core another program has is back: on two shared cores layers
-    took 15 times as long. The setting holds for this process and those that it starts, if torch is not loaded yet.
+    OpenMP's threads spin at a barrier while another program has the core of one: on two shared cores layers took 15
+    times as long. The setting holds for this process and those that it starts, if torch is not loaded yet.
     """
     with suppress(AttributeError, OSError):  # the system tells no load
         busy = os.getloadavg()[0] >= (os.cpu_count() or 1)  # the load is of all cores, whichever this process may use

@@ -131,7 +131,7 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, Any] | None:
-    """Fill ``target`` from the newest commit on the Hub; None where the Hub is out of reach."""
+    """Fill ``target`` from the newest commit on the Hub; None if the Hub is out of reach."""
     from huggingface_hub import HfApi, snapshot_download
 
     report(f"fetching {model.hub} from the Hub, licence {model.licence}")
@@ -140,12 +140,12 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
         snapshot_download(
             model.hub, revision=about.sha, local_dir=downloads, allow_patterns=list(PATTERNS), etag_timeout=HUB_SECONDS
         )
-    except Exception as error:  # those of the HTTP library, which is not the same in every huggingface_hub
+    except Exception as error:  # the HTTP library's errors, which differ between versions of huggingface_hub
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         report(f"the Hub is out of reach ({type(error).__name__})")
         return None
-    if not _is_whole(downloads):  # left by an interrupted download, and the Hub did not say so
+    if not _is_whole(downloads):  # parts of an interrupted download, and the Hub gave no error
         report("the Hub is out of reach")
         return None
     digests = {}

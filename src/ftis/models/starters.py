@@ -31,7 +31,7 @@ SHIPPED = {
 """sha256 of the weights of each starter, ``model.safetensors``."""
 
 DIGITS = 12
-"""Of a digest, in the name of a directory."""
+"""Digits of a digest in a directory's name."""
 
 
 def is_starter(model: str) -> bool:
