@@ -39,7 +39,7 @@ WITH_EXAMPLES = """\
 """
 """A part of a recipe in which small pretrained models earn a first reward."""
 AS_NUMBERS = '  answer = "number"\n'
-"""A line of it, for a task that by itself compares answers as text or as mathematics."""
+"""Its line for a task that by itself compares answers as text or as mathematics."""
 IN_A_BOX = """\
   [prompt]
   system_prompt = ""
@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def with_signal(self) -> float:
-        """The groups of a round that would carry signal, if the other peers' do as often."""
+        """The groups of a round that would carry signal, if other peers' groups carry it as often."""
         return self.signal * self.groups_a_round
 
 
@@ -150,11 +150,11 @@ def easy_format(recipe: Recipe, example: Sequence[str] | None, compared: str | N
 
     ``example`` and ``compared`` are those of an :class:`Outcome`.
     """
-    if not is_built_in(recipe.reward) or _asks_plainly(recipe, example):  # a reward of its own reads in its own way
+    if not is_built_in(recipe.reward) or _asks_plainly(recipe, example):  # a user's reward reads answers in its own way
         return ""
     what = "shown how in plain text, and stopped where the next problem would begin"
     lines = _in_a_box(*example) if example else WITH_EXAMPLES
-    if recipe.reward.answer != "auto" or compared not in ("exact", "math"):  # numbers already, or in the task's own way
+    if recipe.reward.answer != "auto" or compared not in ("exact", "math"):  # already as numbers, or in another way
         lines = lines.replace(AS_NUMBERS, "")
     return f"{what} (each line goes into the recipe's own section of that name):\n{lines}"
 
@@ -179,7 +179,7 @@ def _asks_plainly(recipe: Recipe, example: Sequence[str] | None) -> bool:
 
 
 def _easier(recipe: Recipe, outcome: Outcome, more: str = "") -> str:
-    """The ways to more right answers, ``more`` among them, and where they are shown. Each easier task is loaded."""
+    """The ways to more right answers, with ``more`` of them, and whether lines below show one. Loads easier tasks."""
     easier = f"give easier problems ({', '.join(easier_tasks(recipe)) or 'in the data'})"
     if recipe.task.environment is not None:
         return f"{easier}, or raise sampling.max_turns{more}"
@@ -212,7 +212,7 @@ def easier_tasks(recipe: Recipe) -> list[str]:
 
 
 def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
-    """Changes if few groups carry signal, or if it is that of the format alone."""
+    """Changes if few groups carry signal, or if their signal is that of the format alone."""
     n, formats, answers, reward = outcome.completions, outcome.formats, outcome.answers, recipe.reward
     if outcome.signal >= ENOUGH:
         of_format = answers == 0 and reward.format_weight is not None and reward.format_weight < 1
@@ -223,7 +223,7 @@ def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
         ways = "show it in prompt.examples, or begin it in prompt.prefill, or say in prompt.system_prompt what it is"
         if reward.extract == "tags":
             others = '"boxed"' if outcome.example else '"last_number" or "boxed"'
-            how = f"read the answer another way (reward.extract = {others}) and ask for tags no more"
+            how = f"read the answer another way (reward.extract = {others}) and stop asking for tags"
             ways = f'show it in prompt.examples, or begin it in prompt.prefill, or {how} (prompt.system_prompt = "")'
         return [f"the format is right in {formats} of {n} completions: {ways}{_below(recipe, outcome)}"]
     if outcome.reward > 0.9 and (answers is None or answers > 0.9 * n):

@@ -57,9 +57,8 @@ CANNOT_EXAMINE = (FtisError, OSError, ValueError, KeyError, TypeError, Attribute
 def estimate(arms: Sequence[Arm]) -> list[str]:
     """Lines about these arms: parameters, memory and checkpoints per peer and together, bytes on the wire per round.
 
-    Memory is an upper bound: that of a round in which every completion has the maximum length and every group carries
-    signal, in the arm that takes most. The likely value stands beside it, by assumptions that the line names. Bytes are
-    an upper bound too.
+    Memory is an upper bound, in the arm that takes most: every completion has the maximum length, and every group
+    carries signal. The line also has the likely value and its assumptions. Bytes are an upper bound too.
 
     Args:
         arms: of :func:`ftis.preparing.checks.check`.
@@ -98,9 +97,9 @@ class Totals(NamedTuple):
     """The needs of all peers of some arms together.
 
     Attributes:
-        lines: the one of :func:`estimate` about memory and disk, and those about its gaps.
+        lines: on models or prompts that are not known; then the line of :func:`estimate` that begins with "together".
         likely: bytes of memory; 0 if unknown.
-        free: bytes where they run; 0 if unknown.
+        free: free bytes of the memory that they take; 0 if unknown.
     """
 
     lines: list[str]
@@ -121,7 +120,7 @@ def totals(arms: Sequence[Arm]) -> Totals:
 
 
 def _largest(arms: Sequence[Arm], lines: list[str]) -> dict[str, tuple[PeerConfig, Shape, Memory]]:
-    """Each peer's memory in the arm in which it takes most. A line says why one is left out."""
+    """Each peer's memory in the arm in which it takes most. A line says why a peer is left out."""
     largest: dict[str, tuple[PeerConfig, Shape, Memory]] = {}
     for examined in _examine(_costliest(arms), lines):
         peer, _, memory = examined
@@ -144,7 +143,7 @@ def _of_peer(peer: PeerConfig, shape: Shape, memory: Memory) -> str:
         f"{in_bytes(checkpoint_bytes(peer, shape.parameters, shape.trained))}; peak memory at most "
         f"{in_bytes(memory.peak)}, as if every group had signal and every completion the greatest length "
         f"({', '.join(f'{name} {in_bytes(size)}' for name, size in parts.items())}); likely "
-        f"{in_bytes(memory.likely().peak)} in the round that takes most, if on the mean {LIKELY_SIGNAL:.0%} of the "
+        f"{in_bytes(memory.likely().peak)} in the round that takes most, if on average {LIKELY_SIGNAL:.0%} of the "
         f"groups have signal and completions take {LIKELY_LENGTH:.0%} of that length; {half} "
         f"with half as many such tokens, {most} with twice as many"
     )
@@ -177,10 +176,10 @@ def _at_a_time(arms: Sequence[Arm], memories: Sequence[tuple[PeerConfig, Memory]
     likely = [(peer, memory.likely()) for peer, memory in memories]
     peers = [peer for peer, _ in memories]
     if any(runs_in_parallel(arm.recipe) for arm in arms):
-        most, size = (sum(m.peak for _, m in of) for of in (memories, likely))
+        most, size = (sum(m.peak for _, m in needs) for needs in (memories, likely))
         return most, size, "where all peers work at once"
     if offloads(arms[0].recipe, peers):
-        most, size = (max(in_turn(of).values()) for of in (memories, likely))
+        most, size = (max(in_turn(needs).values()) for needs in (memories, likely))
         return most, size, "on the device, as the peers take turns and the others wait in main memory"
     how = "as the peers take turns in one process" if len(memories) > 1 else "for the one peer"
     how += " and share a frozen base" if shared_bases(peers) else ""
@@ -188,7 +187,7 @@ def _at_a_time(arms: Sequence[Arm], memories: Sequence[tuple[PeerConfig, Memory]
 
 
 def _moving(recipe: Recipe, found: Sequence[tuple[PeerConfig, Memory]]) -> list[str]:
-    """A line on peers that wait in main memory, or would if they shared a GPU. Without a GPU small ones have none."""
+    """A line on peers that wait in main memory, or would if they shared a GPU; none for small peers without a GPU."""
     peers = [peer for peer, _ in found]
     leave, small = offloads(recipe, peers), sum(memory.weights for _, memory in found) < SMALL * FLOAT
     if not leave and (recipe.offload == "never" or len(found) < 2 or small or torch.cuda.is_available()):
@@ -210,7 +209,7 @@ def _moving(recipe: Recipe, found: Sequence[tuple[PeerConfig, Memory]]) -> list[
 
 
 def _on_card(arms: Sequence[Arm], found: Mapping[str, tuple[PeerConfig, Shape, Memory]]) -> list[str]:
-    """A line with a guess of a round's seconds on a stated card, in the longest arm. Small models have none."""
+    """A line with a guess of a round's seconds on a stated card, in the longest arm; none for small models."""
     if sum(memory.weights for _, _, memory in found.values()) < SMALL * FLOAT:
         return []
     seconds: dict[str, dict[str, float]] = {}
@@ -248,7 +247,7 @@ def guess_on_card(swarm: Recipe, peer: PeerConfig, parameters: int, read: int) -
 
 
 def _remedy(found: Sequence[tuple[PeerConfig, Memory]], in_parallel: bool) -> str:
-    """A setting that lowers the largest part of the memory and that the peers do not have yet."""
+    """A setting that lowers the largest part of the memory, and that some peer does not have yet."""
     peers = [peer for peer, _ in found]
     checkpointing = (
         "" if all(peer.gradient_checkpointing for peer in peers) else ", or set gradient_checkpointing = true"
@@ -296,7 +295,7 @@ def disk_of(swarms: Sequence[Recipe]) -> tuple[int, list[str]]:
 
 
 def _checkpoint_of(peer: PeerConfig) -> int:
-    """Bytes of a checkpoint; 0 where the model is not here."""
+    """Bytes of a checkpoint; 0 if the model is not here."""
     try:
         shape = _shape(starters.place_of(peer.model), peer)
     except CANNOT_EXAMINE:
@@ -324,11 +323,11 @@ def checkpoints_at_once(training: TrainingConfig) -> int:
 
 
 def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
-    """Each peer with the swarms in which it may take most memory, without those that another exceeds in everything."""
+    """Pairs of a swarm and a peer that may take the most memory there: no other swarm exceeds it in everything."""
     found: dict[tuple[str, tuple[int, ...]], tuple[Recipe, PeerConfig]] = {}
     for of_arm, swarm in ((arm, swarm) for arm in arms for swarm in arm.swarms):
         steps, longest = swarm.training.steps_per_generation, swarm.sampling.max_completion_length
-        here = {peer.name for peer in of_arm.recipe.peers}  # of a joined run one peer alone
+        here = {peer.name for peer in of_arm.recipe.peers}  # in a joined run one peer alone
         for peer in (peer for peer in swarm.peers if peer.name in here):
             key = peer.model_dump_json(), (*rollouts_per_round(swarm), longest, -steps)
             found.setdefault(key, (swarm, peer))
@@ -342,11 +341,11 @@ def _costliest(arms: Sequence[Arm]) -> list[tuple[Recipe, PeerConfig]]:
 def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
     """Count the swarms, each in one process, that fit into ``free`` bytes at a time: from 1 to ``jobs``.
 
-    It is 1 if a peer of a large model cannot be examined or has a GPU: two jobs there would share its memory, and
-    neither's seconds would be its own.
+    All fit if all models are small. Only 1 does if a model cannot be examined, or if a peer has a GPU: two jobs would
+    share the GPU's memory and slow each other down.
 
     Args:
-        free: by default the bytes that this machine has available. All jobs fit if that is not known.
+        free: by default the bytes that this machine has available. On a CPU all fit if these are not known.
     """
     arms = arms_of(recipe)
     if max(known_parameters(recipe, arms).values()) < SMALL:
@@ -364,7 +363,7 @@ def fitting_jobs(recipe: Recipe, jobs: int, free: int | None = None) -> int:
 
 
 def _job_bytes(swarm: Recipe, free: int) -> int:
-    """Bytes of a job with all peers of a swarm; ``free`` if one is unknown."""
+    """Bytes of a job with all peers of a swarm; ``free`` if one of them cannot be examined."""
     examined = [(peer, memory) for peer, _, memory in _examined(swarm, [])]
     if len(examined) < len(swarm.peers):
         return free
@@ -386,7 +385,7 @@ def in_one_process(examined: Sequence[tuple[PeerConfig, Memory]]) -> int:
 
 
 def in_turn(examined: Sequence[tuple[PeerConfig, Memory]]) -> dict[str, int]:
-    """Bytes on the device in each peer's turn, by its name, if weights and moments of those that wait are elsewhere.
+    """Bytes on the device in each peer's turn, by name, if weights and moments of waiting peers are elsewhere.
 
     A frozen base that several share stays.
     """
@@ -401,7 +400,7 @@ def in_turn(examined: Sequence[tuple[PeerConfig, Memory]]) -> dict[str, int]:
 
 
 def _examined(swarm: Recipe, lines: list[str]) -> Iterator[tuple[PeerConfig, Shape, Memory]]:
-    """Each peer with its model and its memory. A line says why one is left out."""
+    """Each peer with its model and its memory. A line says why a peer is left out."""
     return _examine([(one, peer) for one in swarms_of(swarm) for peer in one.peers], lines)
 
 
@@ -424,7 +423,7 @@ def _examine(
 
 def _shape(source: str, peer: PeerConfig) -> Shape:
     """The model's size. Loads no weights."""
-    tokenizer = load_tokenizer(source)  # first, since its error names the remedy where no model is there
+    tokenizer = load_tokenizer(source)  # first: if no model is there, its error names the remedy
     config = with_tokens_of(source, tokenizer, load_config(source))
     sizes = [(p.numel(), p.requires_grad) for p in without_weights(config, peer).parameters()]
     return Shape(config, tokenizer, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))

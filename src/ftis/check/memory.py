@@ -40,8 +40,8 @@ FLOAT = 4
 VOCABULARY = 512
 """The vocabulary of the model on which activations are measured. Bytes that depend on it are counted."""
 MEASURED = 5e10
-"""The most parameters × tokens that are run to measure activations: some seconds on a CPU. A larger micro-batch runs
-some of its rows."""
+"""The most parameters × tokens that are run to measure activations: some seconds on a CPU. Of a larger micro-batch
+some rows are run."""
 
 
 def likely_signal(groups: int, rounds: int) -> float:
@@ -65,11 +65,11 @@ class Memory:
         update: added by the largest micro-batch while it runs forwards and backwards.
         sampling: added by a round's completions, or an evaluation's, while they are sampled.
         microbatches: of an optimiser step.
-        activations: the part of ``update`` that is in proportion to its tokens, nearly.
+        activations: the part of ``update`` that grows with its tokens, nearly in proportion.
         share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
-        going_back: the checkpoint to which the no-regret test goes back, on a CPU. It is unlikely.
-        reuses: whether an update takes the place that sampling freed. A large model's peer gives that back to the
-            system after each turn, as far as the allocator can: likely, and not certain.
+        going_back: a second copy of weights and moments on a CPU, while the no-regret guard goes back. Unlikely.
+        reuses: whether an update takes the memory that sampling freed. It is likely, since a large model's peer gives
+            freed memory back after each turn, as far as the allocator can.
     """
 
     program: int
@@ -138,7 +138,7 @@ def peak_memory(
     batch, repeats = swarm.sampling.batch_size, swarm.rollouts_per_group
     # A task of unknown size may have more problems than are answered at a time.
     evaluated = max(task.validation_size or EVAL_BATCH + 1 for task in (swarm.task, *swarm.ood))
-    drawn = [  # groups, the completions of one, and how many of these at most at a time: a round's, an evaluation's
+    drawn = [  # (groups, completions of each, most completions at a time) of a round and of an evaluation
         (swarm.most_prompts_per_peer, repeats, batch or swarm.most_prompts_per_peer * repeats),
         (evaluated, 1, batch or EVAL_BATCH),
     ]
@@ -154,14 +154,14 @@ def peak_memory(
         at_once, a_row = room.at_a_time(groups, of_each, most)
         prefilled = min(at_once, prompts_prefilled(shape.config, longest, number, within))
         prefill = prefill_bytes(shape.config, prefilled * longest, number)
-        # Tokens after kept ones are read by the decoder: an answer's, or those after the prompts' long beginning.
+        # The decoder reads tokens after kept ones: an answer's, or those after the prompts' long common beginning.
         readers, read, places = prefilled, longest - shared + 1, longest
         if keeps:
             readers, read, places = rows, steps, longest + steps
         if refills and (keeps or 2 * shared >= longest):
             attending = attention_bytes(heads, width, read, places, number)
             prefill += min(readers * attending, max(attending, within // PREFILL_PARTS))
-        of_turns = 2 * rows * (a_row - row_bytes(shape.config, 0, room.number)) if keeps else 0  # this, the last's
+        of_turns = 2 * rows * (a_row - row_bytes(shape.config, 0, room.number)) if keeps else 0  # two turns' caches
         cache = max(cache, at_once * of_each * a_row + prefill + of_turns)
     head_packed = device.type == "cpu" and embedding >= PACKED_FROM
     copied = (shape.parameters - (0 if head_packed else embedding)) * number  # the decoder's joined, cast weights
@@ -211,9 +211,9 @@ class Kept(NamedTuple):
     """The activations of a step.
 
     Attributes:
-        size: bytes kept of its largest micro-batch.
-        microbatches: their number.
-        likely_length: its tokens if completions have their likely length, as a part of those that it can have.
+        size: bytes kept of the step's largest micro-batch.
+        microbatches: the number of the step's micro-batches.
+        likely_length: the step's tokens if completions have their likely length, as a part of the most.
     """
 
     size: int
@@ -233,7 +233,7 @@ def _kept_by_autograd(
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, key, None)
     if getattr(text, "layer_types", None):
-        text.layer_types = (text.layer_types * layers)[:layers]  # a model of one layer is measured with two as well
+        text.layer_types = (text.layer_types * layers)[:layers]  # a model of one layer is measured with two, too
     small = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     policy = Policy(small, shape.tokenizer, peer)
     policy.split = fit(policy.forward.padding_cost, shape.parameters, policy.device, shape.config, peer)
@@ -247,7 +247,7 @@ def _kept_by_autograd(
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept.setdefault(storage.data_ptr(), storage)  # held, so that no other gets its address
+        kept.setdefault(storage.data_ptr(), storage)  # held, so that no other storage gets its address
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -259,7 +259,7 @@ def _kept_by_autograd(
         )
     measured = sum(storage.nbytes() for storage in kept.values() if storage is not None)
     distinct = {id(prompt): prompt for prompt in prompts}.values()
-    prompted = sum(map(len, distinct if policy.forward.padding_cost < 1 else prompts))  # below 1 each is run once
+    prompted = sum(map(len, distinct if policy.forward.padding_cost < 1 else prompts))  # below 1 a prompt is run once
     completed = sum(map(len, completions))
     likely_length = (prompted + LIKELY_LENGTH * completed) / (prompted + completed)
     return Kept(measured * len(largest) // len(rows), len(parts), likely_length)

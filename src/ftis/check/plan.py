@@ -21,8 +21,7 @@ from ftis.swarm.facts import MODULES
 from ftis.swarm.session import ways_in
 
 FEW_PROBLEMS, HELD_OUT = 50, 4
-"""Validation problems below which one of them moves an accuracy by more than .02, and the part of all problems that
-``ftis new`` holds out: one in four."""
+"""With fewer validation problems one moves an accuracy by more than .02. ``ftis new`` holds one of ``HELD_OUT`` out."""
 OF_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
 
 
@@ -59,7 +58,7 @@ def _of_arms(checked: Checked) -> list[str]:
 
 
 def compared(able: Ready) -> list[str]:
-    """Lines on a peer's ways in, and on modules of its user's own that the others must have too."""
+    """Lines on the peer's addresses for the others, and on the user's own modules that the others must have too."""
     modules = [
         f"{MODULES[key]} {name}, which the others must have too: sha256 {digest[:8]}…"
         for key, digests in agreed_modules(able.swarm).items()

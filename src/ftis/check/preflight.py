@@ -43,11 +43,11 @@ from ftis.schedule import assigned
 SHOWN = 3
 """Completions that are shown of each peer."""
 QUICK = 10.0
-"""The most seconds of the first group for which half of the groups, and all, are sampled and learned from, for a line
-through both times. If a group takes longer, the others are sampled and the first is learned from: its start is a small
-part."""
+"""Seconds of sampling the first group. If it takes less, half of the groups and then all are sampled and learned from,
+and a line goes through both times. Otherwise the other groups are sampled, and the first alone is learned from: a start
+is then a small part."""
 LEARNING = 4
-"""The weight of learning from a group, in sampled groups, for the time left: SmolLM2's takes 3 to 5 times as long."""
+"""For the time left, learning from a group counts as sampling so many: SmolLM2's takes 3 to 5 times as long."""
 AGAIN = 4
 """The factor by which more groups are sampled if none of the first has signal and sampling is quick."""
 
@@ -58,7 +58,7 @@ class Sounding(Outcome):
 
     Attributes:
         parameters: of the model.
-        tokens_per_second: sampled, one group after the other counted together.
+        tokens_per_second: the sampled tokens of several groups over the seconds of sampling them.
         seconds_to_sample, seconds_to_learn: guesses for a whole round of this arm, by a line through half of the groups
             and all of them. If a group takes long, sampling is guessed by a line through the first group and all, and
             learning by the first group's tokens.
@@ -181,7 +181,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
         looked_at = looked_at.with_more(sample(peer, more))
         advance(len(more), most)
     learning = []
-    for one in tried if quick else tried[:1]:  # last, as each takes steps
+    for one in tried if quick else tried[:1]:  # last, since learning changes the weights
         learning.append(seconds_to_learn(peer, one.scored))
         advance(LEARNING * len(one.scored), most)
     message = peer.member.outgoing(0, many.own).message

@@ -12,11 +12,11 @@ LOW_FOR_LORA, HIGH_FOR_LORA = 1e-5, 3e-3
 """The learning rate below which an adapter hardly moves, and the one above which it breaks: it wants ten to a hundred
 times the rate of full training."""
 LOW_FOR_FULL, LARGE = 2e-6, 1e9
-"""A learning rate below which the full training of a model with fewer parameters than that is slow."""
+"""A learning rate below which full training is slow, for models with fewer parameters than ``LARGE``."""
 HIGH_FOR_FULL = 1e-4
 """A learning rate above which the full training of a pretrained model breaks it."""
 LOW_FOR_TINY, HIGH_FOR_TINY = 2e-5, 2.5e-3
-"""The same of models below :data:`ftis.models.sizes.SMALL`: on sums modulo 10 a starter of 88,000 parameters
+"""The same for models below :data:`ftis.models.sizes.SMALL`. On sums modulo 10 a starter of 88,000 parameters
 learned at 3e-3, and one of 206,000 fell from .32 to .15 in six rounds; at 1e-2 both earned nothing from the third round
 on."""
 TINY_LORA = 10

@@ -21,10 +21,10 @@ def about_reward(recipe: Recipe, task: Task) -> list[str]:
     built-in reward is checked problem by problem elsewhere.
 
     Raises:
-        CountError: it does not return one number for each completion. An evaluation of single completions may not
-            show that.
+        CountError: the function does not return one number for each completion. An evaluation scores single
+            completions, and may not show it.
     """
-    if is_built_in(recipe.reward) or recipe.task.environment is not None:  # which scores no answer, but an episode
+    if is_built_in(recipe.reward) or recipe.task.environment is not None:  # an environment scores episodes
         return []
     score, scored = load_scorer(recipe.reward, recipe.prompt, task.answer_kind), list[tuple[float, float]]()
     answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))

@@ -28,7 +28,7 @@ def round_budget(arm: Arm) -> RoundBudget:
 
 
 def matched(arms: Sequence[Arm], baselines: Sequence[str]) -> list[dict[str, Any]]:
-    """Compare the plans of arms with those of each baseline.
+    """Compare the plans of arms with the plan of each baseline.
 
     An entry has the arms of one plan: ``baseline``, ``arms``, the ``equal`` budget in a few words, and a sentence
     (``text``).
@@ -54,9 +54,9 @@ def equal(one: RoundBudget, other: RoundBudget) -> str:
     return text if one.rounds == other.rounds else f"{text} in a round, not in rounds"
 
 
-def _in_words(names: str, of: RoundBudget) -> str:
-    each = f"a peer generates {of.generated} rollouts and trains on {of.trained}"
-    return f"{names}: in each of {of.rounds} rounds {each}"
+def _in_words(names: str, budget: RoundBudget) -> str:
+    each = f"a peer generates {budget.generated} rollouts and trains on {budget.trained}"
+    return f"{names}: in each of {budget.rounds} rounds {each}"
 
 
 def spent(study: Study, arm: Arm, peer: str) -> dict[str, Any]:
@@ -72,8 +72,9 @@ def mean_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
     planned, own = round_budget(arm), own_seconds(peer.rounds)
     generated, trained = (float(len(peer.rounds) * each) for each in (planned.generated, planned.trained))
-    admitted = [(name, of["admitted"]) for row in peer.rounds for name, of in row.by_peer.items() if "admitted" in of]
-    if arm.config.collaborate and admitted:  # some of the others' may not have come, and its share may be another
+    by_peer = (pair for row in peer.rounds for pair in row.by_peer.items())
+    admitted = [(name, measures["admitted"]) for name, measures in by_peer if "admitted" in measures]
+    if arm.config.collaborate and admitted:  # some foreign ones may be missing, and shares may go by speed
         trained = float(sum(count for _, count in admitted))
         generated = float(sum(count for name, count in admitted if name == peer.name))
     return {

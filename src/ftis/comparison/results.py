@@ -51,7 +51,7 @@ def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str,
     accuracy_is         the measure: pass@1, or a mean reward
     accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
                         each with mean, interval and value per seed
-    accuracy_of_mean    by split and arm: ``final`` of the mean over peers, where there are several
+    accuracy_of_mean    by split and arm: ``final`` of the mean over peers, if there are several
     comparisons         per split, baseline, peer and arm that is no baseline: the ``equal`` budget in words; ``mean``
                         of differences by seed with interval, p of the t-test (``p_value``), ``p_adjusted`` by Holm's
                         method over ``comparisons`` and ``together``, and the verdict (``label``)
@@ -147,7 +147,7 @@ def _other_measures(arms: Sequence[Arm]) -> list[str]:
             by_value.setdefault(arm.recipe.model_dump_json(include={key: measured}), []).append(arm.name)
         if len(by_value) > 1:
             alike = " | ".join(", ".join(names) for names in by_value.values())
-            notes.append(f"arms differ in [{key}] ({alike}): an accuracy in one group is not what it is in another")
+            notes.append(f"arms differ in [{key}] ({alike}): accuracies are comparable within a group only")
     return notes
 
 
@@ -170,10 +170,10 @@ def _unequal_starts(study: Study, seed: int) -> list[str]:
     return notes
 
 
-def _by_split_arm_peer(study: Study, of: Any) -> dict[str, Any]:
+def _by_split_arm_peer(study: Study, value_of: Any) -> dict[str, Any]:
     found: dict[str, Any] = {split: {arm.name: {} for arm in study.arms} for split in study.splits}
     for split, arm, peer in product(study.splits, study.arms, study.peer_names):
-        found[split][arm.name][peer] = of(study, split, arm.name, peer)
+        found[split][arm.name][peer] = value_of(study, split, arm.name, peer)
     return found
 
 
@@ -202,7 +202,7 @@ def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
         seeds = [seed for seed in at_step[0]["per_seed"] if all(seed in point["per_seed"] for point in at_step)]
 
         def means(values: Sequence[Mapping[str, Any]], seeds: Sequence[str] = seeds) -> dict[str, float]:
-            return {seed: fmean(of["per_seed"][seed] for of in values) for seed in seeds}
+            return {seed: fmean(point["per_seed"][seed] for point in values) for seed in seeds}
 
         if seeds:
             found = {"step": step, **over_seeds(means(at_step))}

@@ -16,7 +16,7 @@ MEAN_OF = 3
 """Rounds over which a reward is averaged before it is compared: the mean of a few dozen completions is noisy."""
 
 FALLS = ((1, 0.3, 0.1), (2, 0.2, 0.25), (3, 0.1, 0.5))
-"""When a reward has fallen: after so many rounds in a row, from so high a best, to so small a fraction of it. One round
+"""The falls of a reward: after so many rounds in a row, from so high a best, to so small a fraction of it. One round
 is a few dozen completions, so that it alone must show much."""
 
 DECLINES = 3
@@ -45,7 +45,7 @@ class Trouble:
         since: the first of them.
         reward, before: of ``fallen`` the mean reward in them, and the best one of three rounds before; of ``unlearned``
             the last accuracy and the first; else 0.
-        learning_rate: the highest up to a fall; 0 if no round recorded one.
+        learning_rate: the highest rate up to a fall; 0 if no round recorded one.
     """
 
     kind: str

@@ -48,7 +48,7 @@ def claim(
     The recipe may have arms that the earlier run had not: they are added to the run.
 
     Returns:
-        a line that an earlier run goes on, with the differences from before; "" for a new one. Another value of
+        the line that tells that an earlier run goes on, and what differs; "" for a new run. Another value of a key in
         :data:`NOTED` is written to the run's recipe and provenance.
 
     Args:
@@ -124,7 +124,7 @@ def may_claim(
 
 
 def _check_rounds(directory: Path, recipe: Recipe, back_to: int | None, only: Sequence[str]) -> None:
-    """Refuse fewer rounds than an arm has finished, once it has gone back."""
+    """Refuse fewer rounds than an arm has finished, or than it keeps if it goes back to ``back_to``."""
     for arm in arms_of(recipe):
         finished = max((step for peer in (directory / arm.name).glob("*/") for step in saved_steps(peer)), default=0)
         if back_to is not None and (not only or arm.name in only):
@@ -149,7 +149,7 @@ def delete_run(directory: Path) -> None:
 
 
 def peer_lock(directory: Path) -> Path:
-    """The lock that a process of its own holds while it trains the peer of this directory."""
+    """The lock of a peer's own process while it trains the peer of this directory."""
     return directory.with_name(f".{directory.name}{LOCK}")
 
 
@@ -174,7 +174,7 @@ def require_free(locks: Iterable[Path]) -> None:
 
 
 def _unused(directory: Path, held: Collection[Path] = ()) -> contextlib.AbstractContextManager[None]:
-    """Hold the locks of all swarms of a run, except for those that are ``held``.
+    """Hold the locks of all swarms of a run, except the ``held`` ones.
 
     Raises:
         InUseError: another process trains a swarm.
@@ -184,10 +184,10 @@ def _unused(directory: Path, held: Collection[Path] = ()) -> contextlib.Abstract
 
 
 def _require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], Differences]:
-    """Refuse another recipe than that of the run in a directory, except for added arms and :data:`FREE_ON_RESUME`.
+    """Refuse a recipe other than the one of a directory's run, except for added arms and :data:`FREE_ON_RESUME`.
 
     Returns:
-        the names of those arms, and the keys of :data:`NOTED` that differ.
+        the names of the added arms, and the keys of :data:`NOTED` that differ.
     """
     before = read_plan(directory).recipe
     had, has = {arm.name for arm in before.arms}, {arm.name for arm in recipe.arms}
@@ -234,7 +234,7 @@ def _of_arm(key: str) -> str:
 
 
 def _values(table: Any, place: str = "") -> dict[str, Any]:
-    """The values of a recipe by their dotted keys; peers and arms are called by their names, and have their place."""
+    """The values of a recipe by dotted key. Keys have the names of peers and arms, whose places are values, too."""
     if isinstance(table, list) and table and isinstance(table[0], dict):
         named = place in ("peers", "arms")
         table = {row["name"] if named else str(i): {**row, "place": i} for i, row in enumerate(table)}

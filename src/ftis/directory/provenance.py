@@ -105,7 +105,7 @@ def _digests(named: Iterable[str]) -> dict[str, str]:
     modules = {name.rpartition(".")[0] for name in named if "." in name} - {""}
     digests = {}
     for module in sorted(m for m in modules if m.partition(".")[0] not in ("ftis", "given")):
-        with contextlib.suppress(ModuleNotFoundError):  # its package; a TRL script needs none of the recipe's rewards
+        with contextlib.suppress(ModuleNotFoundError):  # no such package: a TRL script needs no reward of the recipe
             found = importlib.util.find_spec(module)
             if found is not None and found.origin is not None and Path(found.origin).is_file():
                 digests[module] = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
@@ -142,7 +142,7 @@ def note_continuation(
     """
     with locked(directory / LOCK, patience=LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
-        seen = any(all(of.get(key) == now.get(key) for key in OF_ITS_TIME[1:]) for of in before)
+        seen = any(all(one.get(key) == now.get(key) for key in OF_ITS_TIME[1:]) for one in before)
         if added or changed or not seen:
             more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
             entry = {**{key: now.get(key) for key in OF_ITS_TIME}, **more}
@@ -153,7 +153,7 @@ def note_continuation(
 
 
 def longest_unsaved(directory: Path, arm: str, save_every: int) -> int:
-    """The most rounds that an arm of a run has had between two checkpoints: ``save_every``, or a number before it."""
+    """The most rounds that an arm of a run has had between two checkpoints: ``save_every``, now or earlier."""
     keys = ("training.save_every", f"arms.{arm}.set.training.save_every")
     changes = [later.get("changed", {}) for later in provenances(directory)]
     before = [n for change in changes for key in keys for n in change.get(key, ()) if isinstance(n, int)]

@@ -1,4 +1,4 @@
-"""How far a run's swarms are: the steps at which they go on, and the rounds that they train again."""
+"""The progress of a run's swarms: the steps at which they go on, and the rounds that they train again."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Undone:
         finished: rounds it had finished.
         step: rounds that stay.
         accused: by sender, the findings of its honesty test.
-        evidence: by sender, the same from its last record; passages are text.
+        evidence: by accused sender, the honesty test's measures in the last record, with passages as text.
         action: the recipe's ``honesty.action``.
     """
 
@@ -180,7 +180,7 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
     of_last = records.rounds[-1].by_peer if records.rounds else {}
     by_last = HonestyTest.found_by(of_last)
     accused = by_last | accusations.read(records.directory, math.inf)
-    if newest:  # its checkpoint has token ids, too
+    if newest:  # a checkpoint has token ids, too
         accused |= HonestyTest.found_in(checkpoint.selections(records.directory, newest).get("honesty", {}))
     return Undone(
         arm=swarm.directory.name,
@@ -188,7 +188,7 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
         finished=max(newest, records.rounds[-1].step if records.rounds else 0, step),
         step=step,
         accused=accused,
-        evidence={of: {k: v for k, v in of_last[of].items() if k.startswith("honesty/")} for of in by_last},
+        evidence={sender: {k: v for k, v in of_last[sender].items() if k.startswith("honesty/")} for sender in by_last},
         action=swarm.recipe.honesty.action,
     )
 

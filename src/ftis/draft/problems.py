@@ -62,7 +62,7 @@ def problems_in(path: str, question: str | None = None, answer: str | None = Non
 
 
 def _guess(columns: Sequence[str], usual: Sequence[str], option: str, path: str, taken: str = "") -> str:
-    """The column with a usual name, or the only one there is, other than the one that is taken."""
+    """The column, other than ``taken``, with the commonest usual name; without such a name the only column."""
     by_name = {name.lower(): name for name in columns if name != taken}
     found = [by_name[name] for name in usual if name in by_name] or list(by_name.values())[: len(by_name) == 1]
     if not found:

@@ -23,7 +23,7 @@ LARGE = 1e9
 GENERATIONS, PROMPTS = 8, {"cpu": 12, "cuda": 24}
 """Completions of a prompt, and prompts of a round by kind of device."""
 THINKING, OF_STARTERS = 512, 40
-"""Tokens in which a large instruct model, and a starter, thinks and answers."""
+"""The most tokens in which a large instruct model thinks and answers, and those of a starter."""
 SHORT = 64
 """Completions of up to so many tokens need a lower threshold of the KL filter: longer ones can reach 50 nats."""
 EXAMPLES = 2

@@ -43,10 +43,10 @@ def begin(
     """Write the files of a first recipe, and check that it can run.
 
     Args:
-        doing: hears each thing that is done, since it takes a while.
+        doing: called with the name of each step, since steps take a while.
 
     Returns:
-        the files, and remarks on the recipe with a line about its memory.
+        the files, and remarks on the recipe, one of them about its memory.
 
     Raises:
         FtisError: a file is there already, or the recipe cannot run; then nothing is left behind.

@@ -41,7 +41,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     if _on_gpu(recipe):
-        return torch.cuda.device_count() >= recipe.swarm_size  # each has its own, where nothing can be shared
+        return torch.cuda.device_count() >= recipe.swarm_size  # each has its own GPU, and shares none
     if cores() >= recipe.swarm_size:
         return not any(is_large(model) for model, *_ in shared_bases(recipe.peers))
     some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()

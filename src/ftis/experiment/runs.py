@@ -113,9 +113,9 @@ def run(
         for arm in arms:
             locks = swarm_locks(directory, arm)
             with locked(*locks, patience=LOCK_PATIENCE):
-                if arm is arms[0]:  # held already, so that no other recipe takes the directory from now on
+                if arm is arms[0]:  # under its lock, so that no other recipe takes the directory
                     goes_on = claim(directory, resume, recipe, tasks=tasks, held=locks)
-                    if not peer:  # an experiment has said so for its jobs
+                    if not peer:  # an experiment has said it for all its jobs
                         say(Planned((goes_on or f"a new run in {directory}",)))
                 if not _run_arm(directory, arm, placed(say, arm=arm.name), stop):
                     return False
@@ -208,12 +208,12 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
                     rounds[peer.name] = trainer.train(
                         _heard(placed(say, peer=peer.name), offload, peer.name), stop.is_set
                     )
-                    after_turn()  # it has drawn at load
+                    after_turn()  # loading has drawn completions
                 in_turns(rounds, offload.take_turn, after_turn)
 
 
 def _heard(say: Say, offload: Offload, peer: str) -> Say:
-    """``say``, which also lets the weights that a round has changed begin to move to main memory."""
+    """``say``, which also begins to copy weights to main memory once a round has changed them."""
 
     def heard(event: Event) -> None:
         if isinstance(event, RoundEnded):
@@ -239,7 +239,7 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
     """Train one peer in this process; the parent carries its messages."""
     torch.set_num_threads(job.threads)
     large = is_large(job.recipe.peer(job.peer).model)
-    with locked(peer_lock(job.directory), patience=LOCK_SECONDS):  # held on by a process that a kill did not reach
+    with locked(peer_lock(job.directory), patience=LOCK_SECONDS):  # a process that a kill did not reach may hold it
         reply = ask(None)
         if stop.is_set():
             return
@@ -248,7 +248,7 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
             with suppress(StopIteration):
                 while True:
                     outgoing = rounds.send(reply)
-                    if large:  # an update is to take the place that sampling freed
+                    if large:  # so that an update takes the memory that sampling freed
                         return_freed_memory()
                     reply = ask(outgoing)
 

@@ -140,7 +140,7 @@ def run_jobs(
                     running[worker.job.label] = worker
                 wait([handle for w in running.values() for handle in (w.pipe, w.process.sentinel)], POLL_SECONDS)
                 for label, worker in list(running.items()):
-                    ended = not worker.process.is_alive()  # asked first: the pipe then holds all that will ever come
+                    ended = not worker.process.is_alive()  # before reading: then the pipe holds all that will ever come
                     for message in _heard(worker.pipe):
                         if isinstance(message, Asked) and turns:
                             turns.asks(label, message.question)
@@ -211,7 +211,7 @@ def _start(context: Any, job: Job) -> Worker:
 
 
 def _send(worker: Worker, message: object) -> None:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the worker has ended
         worker.pipe.send(message)
 
 

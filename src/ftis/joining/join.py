@@ -67,7 +67,7 @@ def choose_arm(recipe: Recipe, peer: str, name: str | None) -> tuple[str, Recipe
 
 
 def _unless_said(swarm: Recipe, key: str, value: object) -> Recipe:
-    """The recipe with a key of ``training`` for a peer among strangers, unless it says otherwise."""
+    """The recipe with ``value`` as its key of ``training``, unless the recipe sets that key."""
     if getattr(swarm.training, key) is not None:
         return swarm
     return swarm.model_copy(update={"training": swarm.training.model_copy(update={key: value})})
@@ -89,7 +89,7 @@ class Ready(NamedTuple):
 
     @property
     def recipe(self) -> Recipe:
-        """Of this peer alone."""
+        """The recipe of this peer alone."""
         return self.own.arms[0].recipe
 
 
@@ -166,7 +166,7 @@ def join(
         step = max(saved_steps(place), default=0)
         if again := repeats(directory / arm_name, able.recipe, step):
             say(Planned((again,)))
-        accusations.keep_undone(place, step)  # who lied cannot repeat the rounds in which it was found
+        accusations.keep_undone(place, step)  # a liar cannot repeat the rounds in which it was found
         trainer = assemble(swarm, name, place, resume_step=step, records=records, networked=True)
         member, tokenizer = trainer.peer.member, trainer.peer.policy.tokenizer
         with closing(trainer), in_network(member, tokenizer, place, identity, key, roster, log, should_stop) as network:

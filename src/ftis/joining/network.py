@@ -113,7 +113,7 @@ def in_network(
         for line in ways_in(recipe.network):
             log(NetworkEvent("listens", line, member.cursor.step))
         if lacks := lacking(tokenizer, recipe.sampling.end_tokens):  # an exchange of ids would have been refused
-            text = f"{member.name} has no {lacks} of sampling.end_tokens: another peer must, else it is mistyped"
+            text = f"{member.name} has no {lacks} of sampling.end_tokens: another peer must have it, or it is mistyped"
             log(NetworkEvent("end_tokens", text, 0))
         yield exchange
 
@@ -128,7 +128,7 @@ def next_incarnation(counter: Path) -> int:
     try:
         number = int(counter.read_text(encoding="ascii")) + 1 if counter.exists() else 1
     except ValueError:
-        raise IdentityError(f"{counter} does not hold a number: write a larger one into it than it held") from None
+        raise IdentityError(f"{counter} does not hold a number: write one into it, larger than any before") from None
     write_whole(counter, f"{number}\n")
     return number
 

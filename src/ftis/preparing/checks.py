@@ -46,7 +46,7 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
     """Refuse arms that cannot run: their models, devices, tasks, rewards, answers that earn none, prompts.
 
     Args:
-        prompts: look at them too. A job of an experiment need not, since the experiment has.
+        prompts: whether to look at prompts, too. A job need not, since its experiment has.
 
     Raises:
         FtisError: the first mistake, in the words of the module that would have met it.
@@ -82,7 +82,7 @@ def check_to_train(arms: list[Arm], prompts: bool = True) -> Checked:
     """:func:`check` of arms whose peers are all trained here.
 
     Raises:
-        RunError: their shares go by speed, which peers measure and state over a network alone.
+        RunError: their shares go by speed, which peers measure and state only over a network.
     """
     if any(swarm.training.share == "speed" and len(swarm.peers) > 1 for arm in arms for swarm in arm.swarms):
         raise RunError('training.share = "speed" is for ftis join: here, set training.share = "equal"')
@@ -119,7 +119,7 @@ def _of_environment(config: TaskConfig) -> list[str]:
 
 
 def _owns_reward(environment: str) -> bool:
-    """Whether an environment gives the reward itself. Making one may be dear, so a class tells."""
+    """Whether an environment gives the reward itself. A class tells, since making an instance may take long."""
     made = look_up(environment, "task.environment", ENVIRONMENTS)
     return hasattr(made if inspect.isclass(made) else open_environment(environment, apart=False).instance, "get_reward")
 

@@ -19,7 +19,7 @@ from ftis.text.token_bytes import TokenBytes
 
 
 def with_exchange(arm: Arm) -> Arm:
-    """The arm with ``exchange`` settled in each swarm of several: text where their vocabularies differ, else ids.
+    """The arm with ``exchange`` settled in each swarm of several: text if their vocabularies differ, else ids.
 
     A joined peer knows its own vocabulary alone, and leaves ``auto`` as it is.
 
@@ -37,9 +37,9 @@ def _check_ends(arm: Arm, known: Mapping[str, Vocabulary]) -> None:
     """Refuse an end token that no peer has or, if ids are exchanged, that any peer lacks. With text, an end token of
     one peer suffices."""
     recipe = arm.recipe
-    known_to = [([name], of.ends) for name, of in known.items() if recipe.exchange == "ids"]
+    known_to = [([name], one.ends) for name, one in known.items() if recipe.exchange == "ids"]
     if len(known) > 1 or recipe.exchange != "text":
-        known_to.append((list(known), frozenset().union(*(of.ends for of in known.values()))))
+        known_to.append((list(known), frozenset().union(*(one.ends for one in known.values()))))
     for names, ends in known_to:
         if unknown := [token for token in recipe.sampling.end_tokens if token not in ends]:
             models = ", ".join(dict.fromkeys(recipe.peer(name).model for name in names))
@@ -53,21 +53,21 @@ def _settled(arm: str, swarm: Recipe, of_arm: Mapping[str, Vocabulary]) -> Recip
     if len(swarm.peers) == 1:
         return swarm
     known = {peer.name: of_arm[peer.name] for peer in swarm.peers if peer.name in of_arm}
-    differ = len({of.ids for of in known.values()}) > 1
+    differ = len({one.ids for one in known.values()}) > 1
     if swarm.exchange == "text" or (swarm.exchange == "auto" and differ):
         for name in known:
             place = starters.place_of(swarm.peer(name).model)
             _check_text(place, _written(place), f"peer {name!r}", tuple(swarm.sampling.end_tokens))
         return swarm.model_copy(update={"exchange": "text"})
     if differ:
-        by_peer = ", ".join(f"{name}: {of.ids[:8]}" for name, of in known.items())
+        by_peer = ", ".join(f"{name}: {one.ids[:8]}" for name, one in known.items())
         raise RunError(
             f"arm {arm!r}: the peers' tokenizers differ ({by_peer}), so their token ids mean different text; "
             f'take models of one family, or set exchange = "text"'
         )
-    if len({of.ends for of in known.values()}) > 1:
-        by_peer = ", ".join(f"{name}: {' and '.join(sorted(of.own_ends))}" for name, of in known.items())
-        ends = {token for of in known.values() for token in of.ends}
+    if len({one.ends for one in known.values()}) > 1:
+        by_peer = ", ".join(f"{name}: {' and '.join(sorted(one.own_ends))}" for name, one in known.items())
+        ends = {token for one in known.values() for token in one.ends}
         every = ", ".join(f'"{token}"' for token in sorted(ends))
         raise RunError(
             f"arm {arm!r}: the peers' models end completions by different tokens ({by_peer}): set "

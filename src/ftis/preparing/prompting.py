@@ -48,7 +48,7 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         RunError: a prompt with its completion is longer than the model, holds a token without embedding, or asks for
             tags that text leaves out.
     """
-    asked: dict[tuple[str, ...], tuple[str, Recipe, Sequence[Task]]] = {}  # arms have most of it in common
+    asked: dict[tuple[str, ...], tuple[str, Recipe, Sequence[Task]]] = {}  # arms share most of these
     for arm, of_arm in zip(arms, tasks, strict=True):
         recipe, sampling = arm.recipe, arm.recipe.sampling
         texts = [one.model_dump_json() for one in (recipe.prompt, recipe.reward, recipe.task, *recipe.ood)]
@@ -77,7 +77,7 @@ def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> lis
 
 
 def _begun(recipe: Recipe, tasks: Sequence[Task]) -> Iterator[tuple[Mapping[str, Tool], list[tuple[str, Prompt]]]]:
-    """Of each environment, and of none: its tools, and the problems as its episodes begin, each with its name."""
+    """Each environment's tools and named problems, as their episodes begin; then no tools and all other problems."""
     plain: list[tuple[str, Prompt]] = []
     for n, (config, task) in enumerate(zip((recipe.task, *recipe.ood), tasks, strict=True)):
         of_task = [
@@ -188,7 +188,7 @@ def _size(place: str, tokenizer: Any) -> tuple[int | None, int | None]:
 
 
 def _turn_without_end(problem: Prompt, prompt: PromptConfig, tokenizer: Any, ends: set[str]) -> str:
-    """A chat template's end of turn by which completions do not end: the model would go on after it."""
+    """A remark if a chat template ends turns by a token that ends no completion: the model would go on after it."""
     turns = [*conversation(problem, prompt), {"role": "assistant", "content": ANSWER}]
     behind = chat_text(turns, prompt, tokenizer, "an answered problem").rpartition(ANSWER)[2].lstrip()
     added = [token.content for token in tokenizer.added_tokens_decoder.values()]
@@ -213,7 +213,7 @@ def _examples_cut(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
 
 
 def _opened(problem: Prompt, recipe: Recipe, tokenizer: Any) -> str:
-    """A thought that the chat template begins, or has ended already, as Qwen3's does without thinking."""
+    """A remark if the chat template begins a thought, or has ended it already, as Qwen3's does without thinking."""
     tag, options = recipe.prompt.think_tag, recipe.prompt.template_options
     text = prompt_text(problem, recipe.prompt.model_copy(update={"prefill": ""}), tokenizer).rstrip()
     if not text.endswith((f"<{tag}>", f"</{tag}>")) or not _asks_for_tags(recipe.reward):

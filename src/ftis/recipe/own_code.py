@@ -25,14 +25,14 @@ LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstd
 
 WRAPPERS = (property, staticmethod, classmethod, partial, cached_property, type(cache(len)))
 WRAPPED = ("__wrapped__", "fget", "fset", "fdel", "func", "args", "keywords")
-"""The attributes with the contents of wrappers. A wrapper's own text holds an address, another in each process."""
+"""The attributes with the contents of wrappers. A wrapper's text holds an address, which differs between processes."""
 
 
 def give(thing: Any) -> str:
     """The name of an object in a recipe: its dotted path, or a name that holds in this process.
 
-    The second ends in a digest of a function's or a class's code, so that another one has another name, and a run is
-    resumed with the same one alone. Anything else goes by its identity.
+    The latter ends in a digest of a function's or a class's code. So changed code has another name, and cannot resume
+    a run. Any other object goes by its identity.
     """
     if path := _path(thing):
         return path
@@ -54,31 +54,31 @@ def _spelled(thing: Any, seen: list[Any]) -> str:
     """All that a function depends on except globals.
 
     Args:
-        seen: objects that are spelled already, or just being: a method with ``super()`` holds its class.
+        seen: objects that were begun before, since a method with ``super()`` holds its class.
     """
 
-    def of(parts: Iterable[Any]) -> list[str]:
+    def each(parts: Iterable[Any]) -> list[str]:
         return [_spelled(part, seen) for part in parts]
 
-    if isinstance(thing, frozenset):  # whose order is another in each process
-        return str(sorted(of(thing)))
+    if isinstance(thing, frozenset):  # its order differs between processes
+        return str(sorted(each(thing)))
     if isinstance(thing, tuple):
-        return str(of(thing))
+        return str(each(thing))
     if isinstance(thing, CodeType):
-        return f"{thing.co_code.hex()} {thing.co_names} {of(thing.co_consts)}"
+        return f"{thing.co_code.hex()} {thing.co_names} {each(thing.co_consts)}"
     if isinstance(thing, WRAPPERS):
-        return f"{type(thing)} {of(getattr(thing, name, None) for name in WRAPPED)}"
+        return f"{type(thing)} {each(getattr(thing, name, None) for name in WRAPPED)}"
     if isinstance(thing, (FunctionType, type, list, dict)):
         if number := next((n for n, one in enumerate(seen, 1) if one is thing), 0):
             return f"number {number}"
         seen.append(thing)
     if isinstance(thing, list):
-        return str(of(thing))
+        return str(each(thing))
     if isinstance(thing, dict):
-        return str(of(thing.items()))
+        return str(each(thing.items()))
     if isinstance(thing, FunctionType):
         held = [cell.cell_contents for cell in thing.__closure__ or ()]
-        return str(of((thing.__code__, *held, thing.__defaults__, thing.__kwdefaults__)))
+        return str(each((thing.__code__, *held, thing.__defaults__, thing.__kwdefaults__)))
     if isinstance(thing, type):
         own = {name: part for name, part in vars(thing).items() if name == "__init__" or not name.startswith("__")}
         return f"{thing.__mro__[1:]} {_spelled(own, seen)}"

@@ -37,7 +37,7 @@ def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str]
     installed ones.
 
     Args:
-        path: the file. ``recipes/demo.toml`` and its like are those that come with ftis if there is no such file here.
+        path: the file. If ``recipes/demo.toml`` or its like is not here, it is the one that comes with ftis.
         options: further overrides, applied first; errors in them are not attributed to ``--set``.
 
     Raises:
@@ -132,7 +132,7 @@ def set_key(document: dict[str, Any], key: str, value: Any) -> None:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether ``pattern`` is the name, or fits it as the shell's do: ``*-lora``, ``qwen2.?``."""
+    """Whether ``pattern`` is the name, or fits it as a pattern of the shell: ``*-lora``, ``qwen2.?``."""
     return name == pattern or fnmatchcase(name, pattern)
 
 

@@ -66,7 +66,7 @@ class FirstGroup:
             reward.
         unfinished: completions that reached the longest length.
         tokens_per_second: the speed of sampling, the first calls of the process included.
-        seconds: a guess of the seconds that a round is sampled, by this group alone.
+        seconds: a guess of the seconds of sampling a round, by this group alone.
     """
 
     kind: ClassVar[str] = "first-group"

@@ -135,13 +135,13 @@ def partial_directory(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, which is ``path`` at the end. All may read the files in it, if not those of its directories.
+    """A directory to fill, which becomes ``path`` at the end. Everybody may read its files, except in subdirectories.
 
     After an error nothing of it is left.
     """
     with partial_directory(path.parent) as partial:
         yield partial
-        for file in filter(Path.is_file, partial.iterdir()):  # safetensors writes for its owner's eyes alone
+        for file in filter(Path.is_file, partial.iterdir()):  # safetensors lets only the owner read
             file.chmod(0o644)
         partial.chmod(0o755)
         partial.replace(path)

@@ -3,8 +3,6 @@
 A look takes the whole lines that were added since the last look; a finished file is read in one look. A line that was
 not written to its end is left for the next look. A file that became shorter, or is another one under the same name, was
 cut back by a resumed run, and is read again from its beginning.
-
-    RecordsError: records are absent, damaged, or larger than any run writes
 """
 
 from __future__ import annotations
@@ -139,7 +137,7 @@ class Lines(Generic[Row]):
         self.rows = [row for _, row in self._kept]
 
     def _thin(self, numbered: list[tuple[int, T]]) -> list[tuple[int, T]]:
-        """Keep of a followed file's lines or rows the last ones and, before these, the first of so many each."""
+        """The last of a followed file's lines or rows and, before these, the first of every ``self._every``."""
         if self._most is None or len(numbered) <= 2 * self._most:
             return numbered
         self.thinned = True

@@ -66,7 +66,7 @@ class Plan:
         return self.directory / run if self.is_experiment else self.directory
 
     def here(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of these peers whose records are here."""
+        """The peers among ``names`` whose records are here."""
         return tuple(name for name in names if self.joined in (None, name))
 
 

@@ -245,7 +245,7 @@ class PeerRun:
 
     @property
     def bytes_received(self) -> int:
-        every = ((name, of, n) for row, n in self.standing_for() for name, of in row.by_peer.items())
+        every = ((name, measures, n) for row, n in self.standing_for() for name, measures in row.by_peer.items())
         return sum(n * of_peer.get("bytes", 0) for name, of_peer, n in every if name != self.name)
 
     def answers(self, split: str, step: int | None = None) -> list[dict[str, Any]]:

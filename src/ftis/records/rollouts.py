@@ -88,9 +88,9 @@ def read_columns(directory: Path, round: int, columns: Sequence[str] | None = No
     """A round's rollouts as an Arrow table, with all columns or the named ones. Columns that were not recorded are left
     out.
 
-    Compression can hide gigabytes in a file of kilobytes. So the file's own counts of rows and bytes are checked before
-    anything else is read, those of values before these are, and a repeated text stays an index into a dictionary until
-    the total length is known.
+    Compression can hide gigabytes in a file of kilobytes. So the file's counts of rows and bytes are checked first,
+    then its counts of values, and columns are loaded last. A repeated text stays an index into a dictionary until the
+    total length is known.
 
     Raises:
         RecordsError: the file cannot be read, holds something else, or more than :data:`LARGEST_ROUND`.
@@ -102,14 +102,14 @@ def read_columns(directory: Path, round: int, columns: Sequence[str] | None = No
             if strange := [f.name for f in schema if f.name not in ROLLOUTS.names or not _fits(f.type, f.name)]:
                 raise RecordsError(f"{file} holds no rollouts (column {strange[0]}): delete its directory")
             groups = [about.row_group(i) for i in range(about.num_row_groups)]
-            _refuse_beyond(file, sum(max(of.total_byte_size, 8 * of.num_rows, 0) for of in groups))
+            _refuse_beyond(file, sum(max(group.total_byte_size, 8 * group.num_rows, 0) for group in groups))
             parquet.scan_contents()  # finds damage before the columns' counts are read: these would make pyarrow abort
         chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-        _refuse_beyond(file, sum(max(of.total_uncompressed_size, 8 * of.num_values) for of in chunks))
+        _refuse_beyond(file, sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks))
         names = [name for name in schema.names if columns is None or name in columns]
         with pq.ParquetFile(file, read_dictionary=[name for name in names if name in TEXTS]) as parquet:
             table = parquet.read(columns=names, use_threads=False)  # takes a third of read_table's time
-    except (OSError, ValueError, pa.ArrowException) as error:  # a ValueError of a name that is not UTF-8
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: a name is not UTF-8
         raise RecordsError(f"{file} cannot be read ({error}): restore it, or delete its directory") from None
     texts = [table[name] for name in names if name in TEXTS]
     _refuse_beyond(file, sum(_letters(chunk) for column in texts for chunk in column.chunks))

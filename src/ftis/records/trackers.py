@@ -83,7 +83,7 @@ class TensorBoard:
 class OfPackage:
     """A run of Weights & Biases or of Trackio.
 
-    It is fed by itself: the package's own log and finish are of whichever run began last, and peers share a process.
+    Numbers go to the run itself: the package's log and finish mean the run that began last, and peers share a process.
     """
 
     def __init__(self, run: Any) -> None:

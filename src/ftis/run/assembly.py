@@ -75,7 +75,7 @@ def assemble(
     check_stop(recipe.sampling.stop, policy.tokenizer, config.model)
     sampling = recipe.sampling
     plain = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
-    players = [player_of(of, recipe, policy) for of in (recipe.task, *recipe.ood)]
+    players = [player_of(task_config, recipe, policy) for task_config in (recipe.task, *recipe.ood)]
     renders = [plain if player is None else player.render for player in players]
     member = member_of(
         recipe,

@@ -56,7 +56,7 @@ def save(
     Args:
         selections: the state of each selection that has one, by its name.
         pinned: steps that are kept beside these, and do not count among the newest.
-        unfinished: of :func:`unfinished`.
+        unfinished: the bytes of :func:`unfinished`.
 
     Raises:
         CheckpointError: the disk is full or refuses to write. Earlier checkpoints are unchanged.
@@ -119,7 +119,7 @@ def load(
 
 
 def unfinished(peer: Peer) -> bytes:
-    """The groups of the round to finish next: a line of JSON with their facts beside a message, then the message.
+    """The groups of the round to finish next: a line of JSON with what a message leaves out, then the message.
 
     Empty if the present weights would draw them again.
     """
@@ -142,13 +142,13 @@ def go_on(peer: Peer, directory: Path, step: int) -> None:
     if path.exists():
         line, _, message = path.read_bytes().partition(b"\n")
         with errors_named(path.parents[1]):
-            unsaid = json.loads(line)
-            found = list(zip(decode(message, admitter.terms.limits).groups, unsaid["overdue"], strict=True))
+            facts = json.loads(line)
+            found = list(zip(decode(message, admitter.terms.limits).groups, facts["overdue"], strict=True))
         groups = [
             replace(group, rollouts=tuple(replace(r, overdue=o) for r, o in zip(group.rollouts, of_group, strict=True)))
             for group, of_group in found
         ]
-        peer.ahead = Drawn(step, [admitter.score_group(group) for group in groups], 1, unsaid["seconds"])
+        peer.ahead = Drawn(step, [admitter.score_group(group) for group in groups], 1, facts["seconds"])
 
 
 def hand_over(source: Policy, target: Policy) -> None:

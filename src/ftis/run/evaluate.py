@@ -19,7 +19,7 @@ from ftis.sampling import Decoding, Sampler
 EVAL_BATCH = 256
 """Problems answered at a time by default. Many more take longer on a CPU, and reading their prompts in takes memory."""
 HEARD_EVERY = {"cpu": 32, "cuda": EVAL_BATCH}
-"""Problems between two words on the progress, by kind of device: as many as keep it busy."""
+"""Problems between two reports of the progress, by kind of device: as many as keep it busy."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Exam:
         """Answer every problem greedily and score it.
 
         Args:
-            heard: hears how many problems are answered, several times.
+            heard: called now and then with the number of problems answered.
         """
         if not self.problems:
             raise ValueError("no problems to evaluate on")

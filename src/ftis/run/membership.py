@@ -151,11 +151,11 @@ def text_form(
     if player is not None:
         if len(ends) < len(terms.end_ids):
             raise RecipeError(
-                f"sampling.end_tokens: peer {name!r} ends turns with a token that is text, and a turn as text ends "
-                f"with none of these: name its text in sampling.stop"
+                f"sampling.end_tokens: peer {name!r} ends turns with a token that is text, which cannot end a turn if "
+                f"text is exchanged: name it in sampling.stop instead"
             )
         player, reader, write = turn_by_turn(player, reader, write)
-    detokenize, text_of = (up_to(sampling.stop, of) for of in (speaker.detokenize, spoken))
+    detokenize, text_of = (up_to(sampling.stop, decode) for decode in (speaker.detokenize, spoken))
     return Admitter(terms_of_text(terms), score, detokenize, text_of, reader, player), write
 
 

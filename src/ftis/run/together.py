@@ -28,8 +28,8 @@ def delivered(sent: Mapping[str, Outgoing]) -> dict[str, Collected]:
     """
     found = {}
     for name, own in sent.items():
-        messages = {other: of.message for other, of in sent.items() if other not in (name, *own.offers_only)}
-        unread = {other: len(of.items) for other, of in sent.items() if other in own.offers_only}
+        messages = {other: one.message for other, one in sent.items() if other not in (name, *own.offers_only)}
+        unread = {other: len(one.items) for other, one in sent.items() if other in own.offers_only}
         found[name] = Collected(messages, offered_only=unread)
     return found
 

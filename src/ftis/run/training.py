@@ -99,7 +99,7 @@ class Trainer:
                 is sampled.
         """
         peer, member, training = self.peer, self.peer.member, self.peer.recipe.training
-        self.records.cut_back_to(member.cursor.step or -1)  # a peer that starts again is evaluated again
+        self.records.cut_back_to(member.cursor.step or -1)  # a peer that starts anew is evaluated again
         say(PeerStarted(member.cursor.step, slow=peer.sampler.slow))
         self.evaluate_where_due(training.rounds, say)
         while member.cursor.step < training.rounds:
@@ -129,7 +129,7 @@ class Trainer:
                 self.save_once()
                 say(PeerStopped(member.cursor.step))
                 return
-            except Exception:  # of a part of the user's own, too
+            except Exception:  # the user's own parts may raise anything
                 self.save_what_is_whole()
                 raise
             if self.is_saved(member.cursor.step):
@@ -271,7 +271,7 @@ class Trainer:
         limit = training.save_total_limit
         unfinished = checkpoint.unfinished(peer)
         checkpoint.save(place, peer.policy, peer.member.cursor, limit, states, best, pinned | between, unfinished)
-        # The guard needed the others until this one was whole.
+        # Until this checkpoint was whole, the guard needed those in between.
         for step in between - pinned - {best, peer.member.cursor.step}:
             checkpoint.delete(checkpoint_path(place, step))
 

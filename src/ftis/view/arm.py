@@ -74,7 +74,7 @@ class EventLine:
 def glance(arm: ArmOfRun, now: float | None = None) -> Glance:
     """The state of every peer at ``now``, in seconds since the epoch; None if nobody writes the records any more."""
     found = standings(arm, now)
-    peers = [about(of) for of in found]
+    peers = [about(standing) for standing in found]
     return Glance(headline(peers, found), peers)
 
 
@@ -124,10 +124,10 @@ def spent_table(arm: ArmOfRun) -> Cost | None:
             continue
         lately = peer.rounds[-LATELY:]
         stages = seconds_by_stage(*(row.measures for row in lately))
-        each = [seconds_text(of / len(lately)) for of in (*own_seconds(lately).values(), stages["waiting"])]
+        each = [seconds_text(seconds / len(lately)) for seconds in (*own_seconds(lately).values(), stages["waiting"])]
         tokens = amount(lately[-1].measures.get("tokens_sampled"))
         moved = (_megabytes(peer.bytes_sent), _megabytes(peer.bytes_received))
-        evaluating = sum(of.seconds for of in peer.evaluations if of.step >= lately[0].step)
+        evaluating = sum(row.seconds for row in peer.evaluations if row.step >= lately[0].step)
         spent = of_its_time({**stages, "evaluating": evaluating})
         rows.append([name, f"{lately[-1].step:,}", tokens, *moved, *each, _tokens_per_second(lately), spent])
     if not rows:

@@ -28,9 +28,9 @@ class Base(NamedTuple):
     """A model before training.
 
     Attributes:
-        hub: its Hub id; None where none is known.
+        hub: its Hub id; None if none is known.
         words: its place for people, without directories of this machine.
-        licence: as it names it; "" where that is not known.
+        licence: by the model's own name for it; "" if that is not known.
     """
 
     hub: str | None
@@ -52,8 +52,8 @@ def base_of(model: str) -> Base:
         return Base(model, model, licence)
     words = place.name if place.is_absolute() else model
     if fetched := pretrained.origin_of(place):
-        of, source = fetched
-        return Base(of.hub, f"{of.hub}, from {source}", licence or of.licence)
+        origin, source = fetched
+        return Base(origin.hub, f"{origin.hub}, from {source}", licence or origin.licence)
     return Base(None, words, licence)
 
 

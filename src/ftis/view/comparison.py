@@ -171,19 +171,19 @@ SHOWN = ("better", "worse")
 
 SPENT: Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "Rollouts per round, tokens over all rounds": {
-        "Rounds": lambda of: amount(of["rounds"]),
-        "Trained on": lambda of: amount(of["rollouts_trained"], of["rounds"]),
-        "Generated": lambda of: amount(of["rollouts_generated"], of["rounds"]),
-        "Tokens generated": lambda of: amount(of["tokens_generated"]),
+        "Rounds": lambda spent: amount(spent["rounds"]),
+        "Trained on": lambda spent: amount(spent["rollouts_trained"], spent["rounds"]),
+        "Generated": lambda spent: amount(spent["rollouts_generated"], spent["rounds"]),
+        "Tokens generated": lambda spent: amount(spent["tokens_generated"]),
     },
     "Seconds and bytes over all rounds": {
-        "Sampling": lambda of: seconds_text(of["seconds_sampling"]),
-        "Exchange": lambda of: seconds_text(of["seconds_exchange"]),
-        "Training": lambda of: seconds_text(of["seconds_training"]),
-        "Own seconds": lambda of: seconds_text(of["seconds"]),
-        "Waited": lambda of: seconds_text(of["seconds_waited"]),
-        "MB sent": lambda of: f"{of['bytes_sent'] / 1e6:.2f}",
-        "MB received": lambda of: f"{of['bytes_received'] / 1e6:.2f}",
+        "Sampling": lambda spent: seconds_text(spent["seconds_sampling"]),
+        "Exchange": lambda spent: seconds_text(spent["seconds_exchange"]),
+        "Training": lambda spent: seconds_text(spent["seconds_training"]),
+        "Own seconds": lambda spent: seconds_text(spent["seconds"]),
+        "Waited": lambda spent: seconds_text(spent["seconds_waited"]),
+        "MB sent": lambda spent: f"{spent['bytes_sent'] / 1e6:.2f}",
+        "MB received": lambda spent: f"{spent['bytes_received'] / 1e6:.2f}",
     },
 }
 """Two tables of a peer's cost: for each column, the text of its :func:`ftis.comparison.budgets.spent`."""
@@ -253,7 +253,7 @@ def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str,
             if not compared:
                 rows.append([_arm(arm, styles), *own, *[Cell()] * (len(head) - 3)])
         groups.append(RowGroup(peer, rows))
-    problems = max(of["problems"] for by_peer in results["accuracy"][split].values() for of in by_peer.values())
+    problems = max(entry["problems"] for by_peer in results["accuracy"][split].values() for entry in by_peer.values())
     seeds = counted(len(results["seeds"]), "seed")
     return Table(f"{split}: {results['accuracy_is']}, {seeds}, {problems} problems", head, groups)
 
@@ -291,7 +291,7 @@ def _spent_tables(
     for caption, columns in SPENT.items():
         groups = []
         for title, by_arm in spent.items():
-            rows = [[_arm(arm, styles), *(Cell(text(of)) for text in columns.values())] for arm, of in by_arm.items()]
+            rows = [[_arm(arm, styles), *(Cell(text(row)) for text in columns.values())] for arm, row in by_arm.items()]
             groups.append(RowGroup(title, rows))
         tables.append(Table(f"{caption}; {means}", ["Arm", *columns], groups))
     return tables

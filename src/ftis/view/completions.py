@@ -42,7 +42,7 @@ LARGEST_LOG_RATIO = 50.0
 Row = Mapping[str, Any]
 """A recorded rollout."""
 Read = Callable[[PeerRun, int], Sequence[Row]]
-"""Reads the rollouts of a round."""
+"""A function that reads the rollouts of a round."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _section(seed: int | None, arms: Sequence[ArmOfRun], read: Read) -> Completi
     for arm in arms:
         cap = cap_of(ArmRounds.followed(arm), arm.arm.recipe.objective) or math.inf
         peers = list(arm.peers.values())
-        if learners := [of for peer in peers[:MOST_LEARNERS] if (of := _learner(peer, cap, read)) is not None]:
+        if learners := [one for peer in peers[:MOST_LEARNERS] if (one := _learner(peer, cap, read)) is not None]:
             shown.append(ArmCompletions(arm.arm.name, learners, len(peers[MOST_LEARNERS:])))
     return Completions(seed, shown) if shown else None
 

@@ -152,10 +152,10 @@ def taken(rounds: ArmRounds) -> Taken | None:
 def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
     """The mark for the rollouts of some sources in one round: that of the worst source."""
     found = [source_of(other, [row]) for other in others]
-    kept, zero, late, missing = (sum(getattr(of, key) for of in found) for key in ("used", "zero", "late", "missing"))
-    dropped, rejected = (sum(sum(getattr(of, key).values()) for of in found) for key in ("dropped", "rejected"))
+    kept, zero, late, missing = (sum(getattr(one, key) for one in found) for key in ("used", "zero", "late", "missing"))
+    dropped, rejected = (sum(sum(getattr(one, key).values()) for one in found) for key in ("dropped", "rejected"))
     came = len(others) - missing
-    if any(of.quarantined_since is not None for of in found):
+    if any(one.quarantined_since is not None for one in found):
         state = "quarantined"
     elif rejected:
         state = "rejected"
@@ -183,13 +183,13 @@ def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
         return None
     heard, learners = rounds.grouped(), len(rounds.sources)
     cap, columns = cap_of(rounds, objective), learners if learners > 1 else len(heard)
-    filters = any(map(any, (values for of in heard for values in of.values("dropped").values())))
+    filters = any(map(any, (values for pair in heard for values in pair.values("dropped").values())))
     threshold = None
     if objective.kl_estimator and objective.kl_threshold is not None and filters:
         threshold = objective.kl_estimator, objective.kl_threshold
     return Weighed(
-        ChartRow.of([figures.weights(of, cap) for of in heard], columns),
-        ChartRow.of([figures.divergence(of, objective.kl_reduction, threshold) for of in heard], columns),
+        ChartRow.of([figures.weights(pair, cap) for pair in heard], columns),
+        ChartRow.of([figures.divergence(pair, objective.kl_reduction, threshold) for pair in heard], columns),
     )
 
 
@@ -214,7 +214,7 @@ def _learned(rounds: ArmRounds) -> Table:
             measured += [rounds.measures(learner, [source]) for source in sources]
         else:
             measured.append(rounds.measures(learner, sources, "another"))
-        rows += [[learner, of.source, *_means(of)] for of in measured]
+        rows += [[learner, pair.source, *_means(pair)] for pair in measured]
     head = ["Learner", "Source", *(title for title, _ in LEARNED.values())]
     return Table.of(f"{rounds.arm}: rollouts a round, and their weights; means over rounds and seeds", head, rows)
 
@@ -276,7 +276,7 @@ def honesty(rounds: ArmRounds) -> Table | None:
     caption = (
         f"{rounds.arm}: evidence that a source does not draw its tokens from the log-probabilities that it reports"
     )
-    rows.sort(key=lambda of: -of[0])
+    rows.sort(key=lambda row: -row[0])
     return Table(caption, head, [RowGroup(None, [row for _, row in rows])]) if rows else None
 
 

@@ -25,7 +25,7 @@ MEAN = "mean over peers"
 """The name of the mean in charts. No peer can have it, since a peer's name has no blanks."""
 
 MIN_SEEDS_OF_BAND = 3
-"""The fewest seeds with a band. The 95 % band of two seeds is 18 times as wide as their distance and says nothing."""
+"""The fewest seeds with a band. The 95 % band of two seeds is 13 times as wide as their distance and says nothing."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def learning_curves(
     if of_mean:
         named = {MEAN: results["curves_of_mean"][split]}
     limits = accuracy_limits(points for curves in named.values() for points in curves.values())
-    return [learning(split, peer, of, styles, limits, over, measure) for peer, of in named.items() for over in overs]
+    return [learning(split, peer, one, styles, limits, over, measure) for peer, one in named.items() for over in overs]
 
 
 def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: XAxis) -> None:

@@ -23,7 +23,7 @@ def p_text(p: float | None) -> str:
 
 
 def amount(value: float | None, per: float = 1) -> str:
-    """A count, or so much of it per round."""
+    """``value / per`` as a whole number: a total, or its amount per round."""
     return "–" if value is None else f"{value / per:,.0f}"
 
 

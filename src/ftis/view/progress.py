@@ -51,7 +51,7 @@ NOTES = ("reward", "val", "signal", "tokens/s")
 
 
 class Display:
-    """Turns a run's events into bars (on a terminal) or lines (a log file, a pipe)."""
+    """A run's events as bars (on a terminal) or as lines (in a log file, a pipe)."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self._clock = console, clock
@@ -193,8 +193,8 @@ class Display:
                 self._remark(name, state)
             case Evaluated(accuracies=splits):
                 if VALIDATION in splits:
-                    of = EvaluationRow(event.step, VALIDATION, splits[VALIDATION], event.problems)
-                    self._evaluations[name].append(replace(of, reward_std=event.reward_std))
+                    row = EvaluationRow(event.step, VALIDATION, splits[VALIDATION], event.problems)
+                    self._evaluations[name].append(replace(row, reward_std=event.reward_std))
                 notes.update({("val" if k == VALIDATION else k): f"{v:.3f}" for k, v in splits.items()})
                 self._line(f"{name}: round {event.step}  {'  '.join(f'{k} {v:.3f}' for k, v in splits.items())}")
         self._advance(name, event.step, self._rounds[name], _in_line(notes))
@@ -213,7 +213,7 @@ class Display:
     def _remark(self, name: str, state: Standing, least: int = 1) -> None:
         """Print the remarks on a peer that are new, or worse, or have lasted.
 
-        Remarks are on the last rounds, so one that lasts is printed again only after more rounds than those.
+        Remarks are on the last :data:`WINDOW` rounds. One that lasts is printed again after 16, 32, 64, … rounds.
 
         Args:
             least: the fewest rounds that a remark must last before it is printed.
@@ -291,8 +291,8 @@ class Display:
 def _first_group_line(event: FirstGroup) -> str:
     parts = [f"{event.place.peer}: first group: reward {event.reward:.2f}"]
     if event.formats is not None and event.answers is not None:
-        of = counted(event.completions, "completion")
-        parts.append(f"format right in {event.formats} of {of}, answer in {event.answers}")
+        completions = counted(event.completions, "completion")
+        parts.append(f"format right in {event.formats} of {completions}, answer in {event.answers}")
     if event.unfinished:
         parts.append(f"{event.unfinished} without an end")
     parts.append(f"{event.tokens_per_second:,.0f} tokens/s")

@@ -129,12 +129,12 @@ def _what_was_run(study: Study) -> WhatWasRun:
     return WhatWasRun(facts, json.dumps(json.loads(recipe.model_dump_json()), indent=1, ensure_ascii=False))
 
 
-def _each(study: Study, of: Callable[[Provenance], str]) -> str:
+def _each(study: Study, text_of: Callable[[Provenance], str]) -> str:
     """The different values that ``of`` finds in the provenances, each once.
 
     A run can have several: its rounds may have been trained with different code or on different machines.
     """
-    return "; ".join(dict.fromkeys(text for part in study.provenances if (text := of(part)))) or "–"
+    return "; ".join(dict.fromkeys(text for part in study.provenances if (text := text_of(part)))) or "–"
 
 
 def _modules(part: Provenance) -> str:

@@ -79,7 +79,7 @@ CAUSES: Mapping[str, str] = {
 """The reasons of :func:`ftis.diagnosis.troubles.why_nothing` in words, each with its remedy."""
 
 FELL = ("fallen", "unlearned")
-"""The kinds of trouble that are a fall, with both values."""
+"""The kinds of trouble that are a fall, from ``before`` to ``reward``."""
 
 UNPAID = ("at once", "endless", "format", "unrewarded")
 """The reasons with which no completion earns anything."""
@@ -150,10 +150,10 @@ def remarks_on(peer: Standing) -> list[Remark]:
         found.append(_of_decline(peer.decline))
     if peer.together and peer.without_foreign:
         why = ", ".join(f"{source.name}: {_unused(source)}" for source in peer.alone)
-        of = _last(peer.without_foreign)
+        span = _last(peer.without_foreign)
         if peer.finished and peer.without_foreign < peer.lately:
-            of = f"{peer.without_foreign} of {counted(peer.lately, 'round')}"
-        text = f"Learned from nobody else in {of}{f' ({why})' if why else ''}"
+            span = f"{peer.without_foreign} of {counted(peer.lately, 'round')}"
+        text = f"Learned from nobody else in {span}{f' ({why})' if why else ''}"
         found.append(Remark("trouble" if peer.without_foreign >= UNREWARDED else "look", text, "alone"))
     if peer.silent_for is not None and peer.silent_for > max(SILENT, SILENT_ROUNDS * (peer.usual or 0)):
         usual = "" if peer.usual is None else f"; its rounds took {in_time(peer.usual)}"
@@ -203,7 +203,7 @@ def _of_decline(decline: Decline) -> Remark:
 
 
 def _of_reward(reward: float, best: float, others: float | None, clearly: float) -> list[Remark]:
-    """A remark on a reward that is ``clearly`` below the peer's own best, or below that of the others."""
+    """A remark on a reward that is ``clearly`` below the peer's own best, or below the others' reward."""
     text = ""
     if best - reward >= clearly:
         text = f"The reward is {share(reward)}, {share(best - reward)} below its best"
@@ -244,7 +244,7 @@ def _of_source(peer: Standing, source: Source) -> list[Remark]:
         remark("look", f"{name} is {source.behind} rounds late", "behind")
     if source.late:
         remark("look", f"{counted(source.late, 'message')} of {name} came late in {lately}", "late")
-    if peer.without_foreign >= peer.lately:  # that remark says why
+    if peer.without_foreign >= peer.lately:  # the remark on learning alone says why
         return found
     if source.missing == peer.lately:
         remark("trouble", f"Nothing came from {name} in {_last(peer.lately)}", "missing")
@@ -272,11 +272,11 @@ def _unused(source: Source) -> str:
 
 def headline(peers: Sequence[About], standings: Sequence[Standing]) -> str:
     """A sentence on whether the run is working, for all peers together."""
-    if not any(of.step for of in standings):
+    if not any(peer.step for peer in standings):
         return "No round is finished yet"
-    worrying = [of.name for of in peers if of.level == "trouble"]
-    looking = [of.name for of in peers if of.level == "look"]
-    finished = all(of.finished for of in standings)
+    worrying = [peer.name for peer in peers if peer.level == "trouble"]
+    looking = [peer.name for peer in peers if peer.level == "look"]
+    finished = all(peer.finished for peer in standings)
     if worrying:
         return f"{'Finished, with trouble' if finished else 'Trouble'} at {_enumerated(worrying)}"
     if looking:
@@ -301,7 +301,7 @@ def _last(rounds: int) -> str:
 def of_its_time(seconds: Mapping[str, float]) -> str:
     """``sampling 61%, waiting 24%, learning 15%``; empty if no time has passed."""
     whole = sum(seconds.values())
-    return ", ".join(f"{what} {of / whole:.0%}" for what, of in seconds.items() if whole and of / whole >= 0.005)
+    return ", ".join(f"{what} {each / whole:.0%}" for what, each in seconds.items() if whole and each / whole >= 0.005)
 
 
 def share(value: float, sign: str = "") -> str:

@@ -198,8 +198,8 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
     rows = []
     for peer in peers:
         run, round = peer.get("run", ""), peer.get("round", 0)
-        totals = {name: of for name, of in peer.get("from", {}).items() if name != peer.get("peer")}
-        sums = [sum(of.get(key, 0) for of in totals.values()) for key in COUNTS]
+        totals = {name: one for name, one in peer.get("from", {}).items() if name != peer.get("peer")}
+        sums = [sum(one.get(key, 0) for one in totals.values()) for key in COUNTS]
         rows.append(
             [
                 visible(f"{peer.get('name', '')[:32]} {run[:6]}"),
@@ -211,7 +211,7 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
                 ", ".join(peer.get("live", ())),
                 *map(str, sums[:3]),
                 f"{sums[3] / 1e6:.2f}",
-                ", ".join(name for name, of in totals.items() if of.get("quarantined")),
+                ", ".join(name for name, one in totals.items() if one.get("quarantined")),
                 of_its_time(peer.get("seconds", {})),
             ]
         )
