@@ -117,7 +117,7 @@ def test_peers_of_two_tokenizers_learn_what_they_learn_in_one_process(place: Pat
     options = [*settings, "--set", "processes=inline", "--set", "output_dir=one", *DEFAULTS]
     assert ftis("train", "recipe.toml", *options) == 0
     for name in "bc":
-        said = f"{name} has no '<turn>' of sampling.end_tokens: another peer must, else it is mistyped"
+        said = f"{name} has no '<turn>' of sampling.end_tokens: another peer must have it, or it is mistyped"
         assert said in " ".join((place / f"{name}.log").read_text().split())
     for name in "abc":
         joint, one = finals(place, name)

@@ -346,7 +346,7 @@ def test_an_end_token_that_one_lacks_is_told_and_refused_where_ids_are_exchanged
 def test_an_end_that_is_text_and_more_ends_than_can_be_told_apart_are_refused() -> None:
     known = TokenBytes.of(make_tokenizer())
     vocabulary = known.tokenizer.get_vocab()
-    with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by '9', which is text.* take sampling\.stop"):
+    with pytest.raises(AlignmentError, match=r"peer 'a' ends completions by '9', which is text.* in sampling\.stop"):
         end_of_text("peer 'a'", known, [vocabulary["9"]], [])
     ends = [vocabulary[token] for token in ("<eos>", "<pad>", "<bos>", "<unk>")]
     assert end_of_text("peer 'a'", known, ends[:1], ends) == ends[0]

@@ -1,6 +1,6 @@
 """``python -m ftis``: the same as ``ftis``.
 
-Python finds ``ftis`` itself in the current directory first, unless it is called with ``-P``.
+Python looks for ``ftis`` in the current directory first, unless ``-P`` is given; later imports do not look there.
 """
 
 import sys

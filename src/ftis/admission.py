@@ -1,8 +1,8 @@
 """Admission: bytes from a peer → admitted groups, and rejections with a reason.
 
-Each statement of a message is checked against the :class:`Terms` of the run, except that log-probabilities in range are
-taken as reported. The reward is computed here, from the tokens, with this peer's own scorer. A fault of the message
-rejects the message. A fault of a group rejects that whole group, since its advantages need all of its rollouts; the
+Each statement of a message is checked against the :class:`Terms` of the run. Only log-probabilities in range are taken
+as reported. The reward is computed here, from the tokens, with this peer's own scorer. A fault of the message rejects
+the message. A fault of a group rejects that whole group, since its advantages need all of its rollouts; the
 other groups stay. Nothing that a peer sends raises an exception. Detokenising and scoring cost most. They happen at
 most once for each group assigned to a peer, however much it sends; with stop strings a group is detokenised twice.
 
@@ -120,7 +120,7 @@ class Collected:
         messages: the other peers' messages for the round, by sender.
         missing: peers that did not deliver.
         late: (sender, round, message) of earlier rounds.
-        offered_only: by peer, the number of groups in an offer that was not fetched, as asked.
+        offered_only: by peer of ``Outgoing.offers_only``, the number of groups in its offer, which was not fetched.
         rejections: of offers, before anything was fetched.
         waited: over a network, the seconds for which the round waited for each peer.
     """
@@ -139,7 +139,7 @@ class Terms:
 
     Attributes:
         run, tokenizer: 32 hex digits each, as in the header. None: messages hold text.
-        vocab_size: ids lie in 0 … vocab_size − 1; this peer's model can embed and its tokenizer decode all of them.
+        vocab_size: ids lie in 0 … vocab_size − 1; this peer's model embeds all of them, and its tokenizer decodes them.
         end_ids: the ids that end a completion for every peer.
         group_size: rollouts that one peer samples for a prompt: G, or G/m in horizontal mode.
         stop: strings that end a completion for every peer; its text ends with the first of them.
@@ -183,13 +183,13 @@ class Terms:
 
 
 class Admitter:
-    """Admits messages under fixed terms, and remembers admitted groups for as long as a repeat could be admitted.
+    """A judge of messages under fixed terms. It remembers admitted groups as long as a repeat could be admitted.
 
     Args:
         score: this peer's own reward function.
         detokenize: ids of this peer's tokenizer -> text up to the end of the first stop string.
-        spoken: the same for ids of a message; None: they are this peer's ids.
-        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: it holds them.
+        spoken: the same for the ids of a message; None: messages hold this peer's ids.
+        read: (an admissible group, its sender's tokenizer) -> the group in this peer's ids; None: groups hold these.
         episodes: of this peer's copy of the environment; None: the task has no environment.
     """
 

@@ -1,4 +1,4 @@
-"""Advantages: the worth of each rollout's reward beside those of its group. Pure torch."""
+"""Advantages: each rollout's reward compared with the rewards of its group. Pure torch."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def new(
 ) -> None:
     """Write a recipe for your models and problems.
 
-    With --reward own a reward to edit comes with it. On a terminal it asks for missing values.
+    --reward own adds a reward to edit. On a terminal the command asks for missing values.
     """
     with busy(LOADING):
         from ftis.draft.problems import problems_in
@@ -295,7 +295,7 @@ def train(
 
         there = [place.name for place in directory.parent.glob("*") if (place / RECIPE).exists()]
         near = did_you_mean(directory.name, there)
-        console.print(f"--resume: there is no {directory} to resume, so it begins{near}")
+        console.print(f"--resume: there is no {directory} to resume, so the run begins{near}")
     _train(loaded, arms, resume is not None, overwrite)
 
 
@@ -373,14 +373,14 @@ def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_r
     directory = carry_out(kept, seeds, jobs, dry_run)
     if directory is None:
         return
-    report = report_on(directory)  # it writes results.json too
+    report = report_on(directory)  # the report writes results.json too
     tables.print_comparison(read_results(directory), console)
     console.print(f"report: {report}")
     fail_if_alone(read_study(directory).runs.values())
 
 
 def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | None:
-    """Print the jobs to train under these seeds, and train them. Returns its directory; None with ``dry_run``.
+    """Print the jobs to train under these seeds, and train them. Returns their directory; None with ``dry_run``.
 
     Ctrl-C ends the program.
     """

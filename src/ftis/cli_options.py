@@ -30,7 +30,7 @@ def busy(doing: str) -> Iterator[Callable[[str], None]]:
     """Show a command's work before its results: by a spinner on a terminal, elsewhere in lines.
 
     Yields:
-        a function that takes the next thing it does.
+        a function that is called with the command's next work.
     """
     if console.is_terminal:
         with console.status(doing) as status:

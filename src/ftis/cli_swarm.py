@@ -32,12 +32,12 @@ from ftis.records.events import Planned
 Endpoints = Annotated[
     list[str] | None,
     typer.Option(
-        "--connect", metavar="ENDPOINT", help="Where another listens: tcp/host:7447 or tls/host:7447. Repeatable."
+        "--connect", metavar="ENDPOINT", help="Endpoint of another: tcp/host:7447 or tls/host:7447. Repeatable."
     ),
 ]
 Listeners = Annotated[
     list[str] | None,
-    typer.Option("--listen", metavar="ENDPOINT", help="Where to listen: tcp/0.0.0.0:7447. Repeatable."),
+    typer.Option("--listen", metavar="ENDPOINT", help="Own endpoint: tcp/0.0.0.0:7447. Repeatable."),
 ]
 Certificates = Annotated[
     Path | None,
@@ -110,7 +110,7 @@ def status(
 ) -> None:
     """Print who is in a swarm, and in which round.
 
-    The table also counts the others' rollouts that each took.
+    The table also counts the others' rollouts that each peer took.
     """
     import time
 

@@ -48,7 +48,7 @@ VERSION = 5
 MOST_ROLLOUTS = 0xFFFF  # of one group
 LONGEST_NAME = 64  # of a peer, in bytes
 MOST_BYTES = 32
-"""A completion of text may have this many bytes for each token of the longest one. English has about four a token."""
+"""The most bytes of a completion of text per token of the maximum length. English has about four a token."""
 
 _FIXED = struct.Struct("<4sHBB16s16sddIII")
 _CHECKSUM = struct.Struct("<I")
@@ -150,7 +150,7 @@ class Form(NamedTuple):
 
 
 def largest_message(tokens: int, rollouts: int, groups: int, peer: str, text: bool = False) -> int:
-    """The most bytes of a message from ``peer``. The counts are of all groups.
+    """The most bytes of a message from ``peer``, with so many tokens, rollouts and groups in all.
 
     A message has this size if nothing in it can be compressed. A token id then takes 8 bytes with its log-probability.
     A token of text has a log-probability, a size, up to :data:`MOST_BYTES` bytes, and perhaps an end.

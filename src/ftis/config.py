@@ -74,7 +74,7 @@ class TaskConfig(_Section):
     validation_size: Positive | None = None
     """Use (or hold out, or generate) a seeded subset of this many validation problems."""
     seed: int = 0
-    """Seeds the splits and subsets. It is not the run's seed, so runs under different seeds have the same splits."""
+    """The seed of splits and subsets. It is not the run's seed, so runs under different seeds have the same splits."""
     options: dict[str, Any] = {}
     """Settings of procedural tasks: ``operators`` for ``clock``; any data set option for reasoning-gym."""
     environment: str | None = None
@@ -120,7 +120,7 @@ class RewardConfig(_Section):
     function: OneOrMore = ("ftis.rewards.format_and_answer",)
     """Dotted path of ``f(prompts, completions, completion_ids, **columns) -> list[float]``, or of several."""
     reward_weights: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)] = ()
-    """With several functions: the weight of each in their sum; empty: 1 of each."""
+    """With several functions: the weight of each in their sum; empty: all weights are 1."""
     answer: Literal["auto", "number", "math", "exact"] = "auto"
     """The built-in reward's way to compare answers; ``auto`` is the task's own."""
     extract: Literal["tags", "boxed", "last_number"] = "tags"
@@ -210,7 +210,7 @@ class NetworkConfig(_Section):
     roster: Place | None = None
     """File of the peers' public keys (``ftis keys roster``)."""
     open: bool = False
-    """Needs no roster: the first key that uses a peer's name keeps it. See docs/threat-model.md."""
+    """Take no roster: the first key that uses a peer's name keeps it. See docs/threat-model.md."""
     key: Place | None = None
     """This peer's private key (``ftis keys new``)."""
     allow_other_code: bool = False
@@ -262,7 +262,7 @@ class HonestyConfig(_Section):
 
 
 class ObjectiveConfig(_Section):
-    """Names an objective. An option replaces the objective's own value; an option left out keeps it."""
+    """The name of an objective, and options. An option replaces the objective's own value; one left out keeps it."""
 
     name: str = "F-TIS"
     """One of ``ftis.OBJECTIVES``, or the dotted path of an ``ftis.objectives.Objective``."""
@@ -305,7 +305,7 @@ class PeerConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the model's arithmetic; trained weights and the objective stay in float32."""
     tokens_per_microbatch: Annotated[int, Field(ge=0)] = 0
-    """With padding. 0: as many as take 2 GB in the backward pass, up to 16,384; on a GPU a quarter of it, to 32,768."""
+    """Padded. 0: as many as take 2 GB in the backward pass, to 16,384; on a GPU a quarter of its memory, to 32,768."""
     gradient_checkpointing: bool = False
     cuda_graphs: bool = True
     """Take sampling steps as CUDA graphs, on a GPU."""
@@ -332,7 +332,7 @@ class ArmConfig(_Section):
     """``false``: every peer trains alone."""
     budget: Literal["trained", "generated"] = "trained"
     """The measure in which a peer alone equals one of a swarm of m. ``trained``: rollouts trained on, so it samples all
-    of a round's prompts. ``generated``: rollouts sampled, so 1/m of them."""
+    of a round's prompts. ``generated``: rollouts sampled, so it samples 1/m of them."""
     set: dict[str, Any] = {}
     """Dotted keys and their values in this arm, with or without quotes around the key. A table replaces only the keys
     that it mentions."""

@@ -219,7 +219,7 @@ def join(
     """Train one peer here with peers elsewhere, as ``ftis join``.
 
     Args:
-        peer: the recipe's peer that this machine is.
+        peer: the peer of the recipe that trains here.
         arm: the arm, if peers learn together in several.
         keys: as for :func:`load`; ``network={"connect": ["tcp/host:7447"]}`` says how to reach the others.
 

@@ -114,7 +114,7 @@ def own_metrics(
     lengths = np.array([len(r) for r in own])
     ended = [has_ended(rollout, text, end_ids, stop) for rollout, text in zip(own, texts, strict=True)]
     starts = np.unique(batch.group_N, return_index=True)[1]  # a group's rollouts stand together
-    lowest, highest = (of.reduceat(batch.reward_N, starts) for of in (np.minimum, np.maximum))
+    lowest, highest = (ufunc.reduceat(batch.reward_N, starts) for ufunc in (np.minimum, np.maximum))
     own_reward = batch.reward_N[batch.own_N]
     metrics: dict[str, Any] = {
         "reward": float(own_reward.mean()),
@@ -165,7 +165,7 @@ def participation(
     counts = Counter(batch.source_N.tolist())
     passed_over = Counter(g.peer for admission in heard.admissions for g in admission.passed_over)
     for name, groups in collected.offered_only.items():
-        passed_over[name] += groups or recipe.prompts_per_peer  # an offer of before a restart does not count them
+        passed_over[name] += groups or recipe.prompts_per_peer  # an offer from before a restart names none
     sources, dropped_R = judged.source_names(), signal_R & ~kept_R
     kept_of = Counter(name for name, kept in zip(sources, kept_R & signal_R, strict=True) if kept)
     reasons = zip(sources, chosen.reason_R, dropped_R, strict=True)

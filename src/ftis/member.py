@@ -69,8 +69,8 @@ class PromptIds:
 
     def __call__(self, item: int, round: int | None) -> Ints:
         round = round if self.by_round else None
-        of, ids = self._newest.get(item, (None, None))
-        if ids is None or of != round:
+        known_for, ids = self._newest.get(item, (None, None))
+        if ids is None or known_for != round:
             ids = self._render(replace(self._prompts[item], round=round))
             self._newest[item] = round, ids
         return ids
@@ -125,8 +125,8 @@ class Member:
     def outgoing(self, round: int, groups: Sequence[Group]) -> Outgoing:
         """Encode groups as this peer's message of a round.
 
-        A group is not sent if its environment took too long for a turn. A receiver's may answer in time, and expect
-        another turn that the episode lacks.
+        A group is not sent if its environment took too long for a turn. A receiver's environment may answer in time,
+        and the episode would lack its next turn.
         """
         groups = [group for group in groups if not any(rollout.overdue for rollout in group.rollouts)]
         message = encode(Message(replace(self.header, round=round), tuple(self.write(groups))))

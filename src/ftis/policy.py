@@ -24,7 +24,7 @@ from ftis.config import FtisError, PeerConfig
 from ftis.rollouts import Bools, Floats, Ints, Rows
 from ftis.seams import ENGINES, look_up
 
-transformers_logging.disable_progress_bar()  # progress is shown once, by us
+transformers_logging.disable_progress_bar()  # ftis shows progress itself
 
 LossOfRows = Callable[[Tensor, Tensor, Rows], Tensor]
 """(logp_nT, mask_nT, rows) → scalar: the loss of a micro-batch that holds these rows of the optimiser step."""
@@ -38,7 +38,7 @@ class ModelError(FtisError):
 
 
 class Forward(Protocol):
-    """Runs rows, each a prompt and its completion, through a model."""
+    """A way to run rows, each a prompt and its completion, through a model."""
 
     padding_cost: float
     """The cost of a padded place, in tokens."""
@@ -51,7 +51,7 @@ class Forward(Protocol):
 
 
 class Head(Protocol):
-    """Computes log-probabilities from the output layer's input."""
+    """A way to compute log-probabilities from the output layer's input."""
 
     def taken_off(self) -> contextlib.AbstractContextManager[None]:
         """A context in which the model returns the output layer's input instead of logits."""

@@ -37,7 +37,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are drawn. ``temperature`` 0 is greedy, with the log-probabilities of temperature 1.
+    """The settings of a draw. ``temperature`` 0 is greedy, with the log-probabilities of temperature 1.
 
     Attributes:
         kept: the sampler's state, if prompts may continue completions that were drawn under this object; else None.
@@ -81,7 +81,7 @@ class Decoding:
 
 
 class Draw(Protocol):
-    """Draws ``repeats`` completions for each prompt; returns a tuple of rollouts per prompt.
+    """A function that draws ``repeats`` completions for each prompt, and returns a tuple of rollouts per prompt.
 
     The same ``seed`` gives the same completions on one machine. At most ``batch_size`` completions are drawn at a time
     (0: all), whole groups together where memory allows.

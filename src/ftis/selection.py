@@ -170,7 +170,7 @@ def select(judged: Judged, selections: Sequence[Selection]) -> Chosen:
 
 @dataclass(frozen=True)
 class KLFilter(Selection):
-    """F-TIS's filter: share 1 where Â > 0 or KL < g, else 0.
+    """F-TIS's filter: share 1 if Â > 0 or KL < g, else 0.
 
     KL is estimated at the round's start by ``objective.kl_estimator`` and ``kl_reduction``. NaN drops.
     """

@@ -69,7 +69,7 @@ class Actions(NamedTuple):
     prompt: Prompt
     turns: Sequence[str]
     known: int = 0
-    """How many turns an earlier play has timed. The machine may be slower now, so they have no limit."""
+    """The number of turns that an earlier play has timed. The machine may be slower now, so they have no limit."""
     overdue: bool = False
     """Whether the last of these took too long. It is not played again."""
 
@@ -110,7 +110,7 @@ class Environment:
     def play_all(self, episodes: Sequence[Actions], most: int) -> Iterator[Transcript]:
         """Play episodes from their beginnings. Answers to a turn of more than ``most`` characters end an episode.
 
-        An EpisodeError if a method raised, returned something else, or took too long, after the episodes before it.
+        An EpisodeError follows the episodes before it, if a method raised, returned another type or took too long.
         """
         requests = list[dict[str, Any]]()
         for prompt, turns, known, overdue in episodes:
@@ -195,8 +195,8 @@ class Environment:
             return Transcript(observation, answers, None)
         reward = self._call("get_reward", self.instance.get_reward)
         if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= LARGEST_REWARD:
-            said = f"get_reward returned {reward!r:.80}; return a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
-            raise EpisodeError(f"task.environment {self.path!r}: {said}")
+            why = f"get_reward returned {reward!r:.80}; return a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
+            raise EpisodeError(f"task.environment {self.path!r}: {why}")
         return Transcript(observation, answers, float(reward))
 
     def _in_time(self, text: str) -> list[Message] | None:
@@ -207,7 +207,7 @@ class Environment:
 
         def ring(number: int, frame: object) -> None:
             nonlocal on
-            if on:  # one raises, else the second would keep the timers from being stopped
+            if on:  # a second error would keep the timers from being stopped
                 on = False
                 raise OverdueError
 
@@ -256,7 +256,7 @@ class Environment:
             raise
         except Exception as error:  # the user's code may raise anything
             *within, (path, line, *_) = traceback.extract_tb(error.__traceback__)
-            if not within and (code := getattr(function, "__code__", None)):  # the arguments do not fit it
+            if not within and (code := getattr(function, "__code__", None)):  # the arguments do not fit the method
                 path, line = code.co_filename, code.co_firstlineno
             raise EpisodeError(
                 f"task.environment {self.path!r}: {name} raised {encodable(described(error)):.300} "
@@ -280,7 +280,7 @@ def described(error: Exception) -> str:
 def open_environment(path: str, apart: bool = True) -> Environment:
     """The environment that ``task.environment`` names; a RecipeError if that is none.
 
-    ``apart`` it plays in a process of its own, unless it is built in, with short turns, or an object of this program.
+    With ``apart`` it plays in a process of its own, unless it is built in or an object of this program.
     """
     where = f"task.environment = {path!r}"
     made = look_up(path, "task.environment", ENVIRONMENTS)
@@ -288,7 +288,7 @@ def open_environment(path: str, apart: bool = True) -> Environment:
         instance = made()
     except Exception as error:
         raise RecipeError(
-            f"{where}: making one raised {type(error).__name__}: {error}; let it be made without arguments"
+            f"{where}: it cannot be made: {type(error).__name__}: {error}; let it be made without arguments"
         ) from error
     if not callable(getattr(instance, "reset", None)):
         raise RecipeError(f"{where}: has no method reset(**row); see docs/environments.md")
@@ -307,7 +307,7 @@ def open_environment(path: str, apart: bool = True) -> Environment:
 
 
 def tools_of(instance: Any) -> dict[str, Callable[..., Any]]:
-    """An environment's public methods by name; none of one with ``reply``."""
+    """An environment's public methods by name; none if it has ``reply``."""
     if callable(getattr(instance, "reply", None)):
         return {}
     static = inspect.getmembers_static(instance)  # a property may not work before reset
@@ -327,7 +327,7 @@ def load() -> Judge:
         except EpisodeError as error:
             return {"error": str(error)}
         if found.overdue and not request["overdue"]:
-            raise RetireError({"played": found})  # the turn was stopped anywhere
+            raise RetireError({"played": found})  # the stop may have left the environment broken
         return {"played": found}
 
     return played

@@ -29,9 +29,9 @@ from ftis.text.turns import turn_stops
 MARK = "the model's turn"
 """A placeholder of a turn, after which the chat template's text is found."""
 OVERDUE = "no answer in time"
-"""Stands in a completion's text for the answer to a turn that took the environment too long."""
+"""The text in a completion for the answer to a turn that took the environment too long."""
 REMEMBERED, LONGEST_REMEMBERED = 1024, 2000
-"""How many answers' tokens a player remembers, and the most characters of such an answer in JSON."""
+"""The answers whose tokens a player remembers, and the most characters of such an answer in JSON."""
 LETTERS = 64
 """The most characters of an answer, for each token of a completion. A longer one has no room, and is not tokenised."""
 
@@ -82,7 +82,7 @@ class Player:
         detokenize: token ids → text, without special tokens.
         most: the most tokens of a completion, drawn and observed.
         most_read: (item, round) → the most tokens, drawn and observed, of a completion of another tokenizer from which
-            this peer learns. Its sender counted its own.
+            this peer learns. Its sender counted tokens of its own.
     """
 
     environment: Environment
@@ -181,7 +181,7 @@ class Player:
             EpisodeError: they differ, or a turn before the last took too long.
             UnplayableError: a token stands after the episode's end, or the episode is longer than a completion may be.
         """
-        acted = [self._heard(prompt, of) if of.sent else self._drawn(prompt, of) for prompt, of in rollouts]
+        acted = [self._heard(prompt, one) if one.sent else self._drawn(prompt, one) for prompt, one in rollouts]
         transcripts = self.environment.play_all([one.actions for one in acted], LETTERS * self.most)
         for (prompt, rollout), one, transcript in zip(rollouts, acted, transcripts, strict=True):
             differs = EpisodeError(
@@ -209,7 +209,7 @@ class Player:
         return self._acted(prompt, rollout, list(map(Turn, turns, texts, by_token)), self.most)
 
     def _heard(self, prompt: Prompt, rollout: Rollout) -> Acted:
-        """Split a completion that came as text. It ends where its sender stopped, who may have had no room for more."""
+        """Split a completion that came as text. It ends where its sender stopped, perhaps without room for more."""
         came = rollout.sent
         assert came is not None
         stops_S = turn_stops(came.text, came.size_S, self.stop, self.most_turns)
@@ -267,7 +267,7 @@ class Player:
     def turns(self, drawn: Ints) -> list[Ints]:
         """The drawn tokens, cut after each end token and each token that completes a stop string.
 
-        A turn more than an episode may have holds all the rest, since cutting takes time.
+        The first turn beyond those of an episode holds all the rest, since cutting takes time.
         """
         ends = [at for at, token in enumerate(drawn.tolist(), 1) if token in self.end_ids]
         turns: list[Ints] = []

@@ -86,7 +86,7 @@ class FallTest:
         self._weigh()
 
     def _append(self, means: list[float]) -> None:
-        """Take in the X of a round's groups. The factor of A is known when a change begins; that of B grows."""
+        """Take in the X of a round's groups. The factor of A is known when a change begins; the factor of B grows."""
         stakes, below_m, x = STAKES[:, None], 1 - LEVELS + self.margin, np.array(means)
         bets_fm = np.log1p(stakes[:, None] * ((1 - x[:, None]) / below_m - 1)).sum(1)
         last = self.shortest(len(self.rounds[-1])) if self.rounds else 0

@@ -59,7 +59,7 @@ class Grams(NamedTuple):
         return cls(number_X, row_X, at_X, size_X, ids, length_N)
 
     def sums(self, value_N: npt.NDArray[Any]) -> Floats64:
-        """For each number, the sum of ``value_N`` over those of the first N rows that hold it."""
+        """For each number, the sum of ``value_N`` over the rows among the first N that hold it."""
         inside = self.row_X < len(value_N)
         sums = np.bincount(self.number_X[inside], value_N[self.row_X[inside]], int(self.number_X[-1]) + 1)
         return sums.astype(np.float64)

@@ -32,7 +32,7 @@ class ForeignLimit(Selection):
         count = groups_per_peer(self.recipe, self.own, round).get(peer, 0)
         if count >= len(items):
             return items
-        if self.recipe.training.share == "speed":  # a sender takes its first ones, as many as it chooses
+        if self.recipe.training.share == "speed":  # a sender samples as many as it chooses, the first ones
             return items[:count]
         rng = np.random.default_rng(seed_of(self.recipe, self.own, round, f"chosen-{peer}"))
         chosen = set(rng.choice(len(items), count, replace=False).tolist())

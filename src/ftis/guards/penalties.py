@@ -16,7 +16,7 @@ OWN_FAULTS = (Reason.OVER_TIME, Reason.UNSCORED)
 
 @dataclass
 class Penalties(Selection):
-    """Sets a peer aside for some rounds when it has too many rejections since its last faultless message.
+    """A selection that sets a peer aside for some rounds after too many rejections since its last faultless message.
 
     A message is faultless if a part of it was admitted and no part rejected by its sender's fault.
 

@@ -26,7 +26,7 @@ TAKEN_UP = np.array([2 / 5, 4 / 5])
 ODDS = np.array([2, 5, 20])
 """The bets ω on an n-gram that helps: it multiplies the odds of a reward by so much."""
 MUCH = 5
-"""One of ``ODDS``. An n-gram is found only if evidence refutes that it multiplies the odds of a reward by so much."""
+"""One of ``ODDS``. An n-gram is found only if evidence refutes that it multiplies the odds of a reward by this."""
 MOST = 2**12
 """The most n-grams that are watched; that are tested and not found; that are found. Each of the first rounds adds at
 most so many native ones."""
@@ -59,14 +59,14 @@ class PlantTest:
         R ← (R + s) · Π_groups E,   E = ρ/ρ₀ if the group holds it, else (1 − ρ)/(1 − ρ₀)
 
     E is at most 1 in expectation as long as a group holds the n-gram with probability ρ₀ or less. For the j-th n-gram
-    tested there are three such R::
+    tested there are three such R, with H the E of log_help::
 
-        it is taken up      if the mean over ρ of this R reaches j (j + 1)/α
-        it helps            if the mean over ω of R by the E of log_help reaches j (j + 1)/α
-        it is no better     if R by 1/E of log_help at ω = MUCH reaches 1/α
+        it is taken up      if the mean over ρ of R with this E reaches j (j + 1)/α
+        it helps            if the mean over ω of R with E = H reaches j (j + 1)/α
+        it is no better     if R with E = 1/H at ω = MUCH reaches 1/α
 
-    An n-gram is found if it is taken up, does not help, and is no better. A group whose completions all hold it is no
-    evidence of the last. An n-gram is also spared if a shorter one inside it helps, or is taken up and not found: the
+    An n-gram is found if it is taken up, does not help, and is no better. Groups whose completions all hold it show
+    nothing about the last. An n-gram is also spared if a shorter one inside it helps, or is taken up and not found: the
     longer one may only continue the shorter.
 
     Args:
@@ -74,7 +74,7 @@ class PlantTest:
         alpha: the most probability that an n-gram is found by mistake.
 
     Attributes:
-        native: n-grams of own completions: of each of the first rounds those of most groups.
+        native: n-grams of own completions: from each of the first rounds, those in most groups.
         watched: n-gram → whether an own group has held it since; the newest, or last held, stand last.
         tested: n-grams by their number j.
         log_r: log R at each ρ, at each ω, and against ``MUCH``, by the same number.
@@ -187,10 +187,10 @@ class PlantTest:
         self.watched.update((ids, False) for ids in new if ids not in known)
 
     def _leave(self) -> None:
-        """Bound each list. N-grams that own answers held since are bounded apart: no flood of texts evicts them."""
+        """Bound each list. N-grams that own answers held since have a bound of their own: no flood evicts them."""
         for held in (False, True):
-            of = [ids for ids, since in self.watched.items() if since == held]
-            for ids in of[: -MOST // 2]:
+            bounded = [ids for ids, since in self.watched.items() if since == held]
+            for ids in bounded[: -MOST // 2]:
                 del self.watched[ids]
         unheld = [j for j, last in self.found.items() if self.own_rounds - last >= UNHELD]
         open_ones = sorted((j for j in self.tested if j not in self.found), key=lambda j: self.log_r[j].max())
@@ -202,7 +202,7 @@ class PlantTest:
     def _shares(self, batch: Batch, others_N: Bools, holds_N: Bools) -> Mapping[str, float]:
         """Of each sender's rewarded completions, the share that holds an n-gram."""
         rows = {name: others_N & (batch.source_N == source) for source, name in enumerate(batch.sources)}
-        return {name: float(holds_N[of].mean()) for name, of in rows.items() if (holds_N & of).any()}
+        return {name: float(holds_N[sent_N].mean()) for name, sent_N in rows.items() if (holds_N & sent_N).any()}
 
     def state(self) -> Mapping[str, Any]:
         """A JSON object, with which another test goes on."""
@@ -226,11 +226,11 @@ class PlantTest:
 def news_of(new: Mapping[NGram, Mapping[str, float]], found: Collection[NGram]) -> list[Found]:
     """For each set of senders, the longest n-gram that was found in a round, and the number of the others."""
     inside = {part for ids in found for part in parts_of(ids)}
-    of = dict[frozenset[str], list[NGram]]()
+    by_senders = dict[frozenset[str], list[NGram]]()
     for ids, share in new.items():
         if ids not in inside:
-            of.setdefault(frozenset(share), []).append(ids)
-    longest = [(max(texts, key=len), len(texts) - 1) for texts in of.values()]
+            by_senders.setdefault(frozenset(share), []).append(ids)
+    longest = [(max(texts, key=len), len(texts) - 1) for texts in by_senders.values()]
     return [Found(ids, new[ids], more) for ids, more in longest]
 
 

@@ -32,7 +32,7 @@ ALONE, PROBATION = 2, 3
 """Rounds alone and of a first probation, in shortest windows of the test."""
 
 UNTESTED = (
-    "no text that others plant is looked for: that takes two or more completions of a prompt by each peer "
+    "planted texts are not looked for: the test needs two or more completions of a prompt by each peer "
     "(sampling.num_generations)"
 )
 

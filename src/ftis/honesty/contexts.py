@@ -13,7 +13,7 @@ from ftis.config import FtisError
 from ftis.rollouts import Ints
 
 ID_BITS = 21
-"""Bits of a token id in a key. Ids up to 2^21 − 2 are told apart; the last one stands before a completion's start."""
+"""Bits of a token id in a key. Ids up to 2^21 − 2 are told apart; :data:`START` stands before a completion."""
 START = 2**ID_BITS - 1
 MOST_KEYS = 2**14
 """A generation ends when it holds this many pairs of a context and a token, and has at most twice as many."""
@@ -49,7 +49,7 @@ class Table(NamedTuple):
         return Table(context_U[first_C].tolist(), number_U[self.number_T], np.add.reduceat(self.repeats_U, first_C))
 
     def before(self) -> Counts:
-        """How often each token's key occurred at earlier tokens: [T]."""
+        """The number of earlier tokens with each token's key: [T]."""
         place_T = np.arange(len(self.number_T))
         in_order = np.sort(self.number_T << 32 | place_T) & 0xFFFFFFFF  # a stable `argsort` takes five times as long
         before_T = np.empty_like(place_T)
@@ -117,7 +117,7 @@ class Contexts:
         self._old: list[dict[int, int]] = [{}, {}, {}, {}]
 
     def parts(self, completions: Sequence[Ints]) -> Iterator[list[Table]]:
-        """The keys of completions, in parts of at most ``most_keys`` tokens: no message takes more room than two.
+        """The keys of completions, in parts of at most ``most_keys`` tokens, or of one longer completion.
 
         Args:
             completions: token ids from 0 to 2^21 − 2, in the order in which they were sampled.
@@ -194,12 +194,13 @@ def renumbered(keys: Keys, new_number: Keys, tokens: int) -> tuple[Keys, npt.NDA
     return sum((part << place * ID_BITS for place, part in enumerate(parts)), np.zeros_like(keys)), there
 
 
-def _counts(of: Mapping[int, int], keys: Sequence[int]) -> Counts:
-    return np.fromiter(map(of.get, keys, repeat(0)), np.int64, len(keys)) if of else np.zeros(len(keys), np.int64)
+def _counts(counts: Mapping[int, int], keys: Sequence[int]) -> Counts:
+    found = map(counts.get, keys, repeat(0))
+    return np.fromiter(found, np.int64, len(keys)) if counts else np.zeros(len(keys), np.int64)
 
 
 def _tables(completions: Sequence[Ints]) -> list[Table]:
-    """Of each token: its context of two tokens with it and without, and that of one token."""
+    """Tables of each token after two tokens, of these two alone, of the token after one, and of this one alone."""
     two, one = (Table.of(keys) for keys in _keys(completions))
     return [two, two.contexts(), one, one.contexts()]
 
@@ -210,7 +211,7 @@ def _combined(pair: Counts, context: Counts, pair_1: Counts, context_1: Counts) 
 
 
 def _keys(completions: Sequence[Ints]) -> tuple[Keys, Keys]:
-    """Of each token: it and the two tokens before it, and it and the one before it, as numbers."""
+    """For each token, as numbers: the two tokens before it with it, and the one before it with it."""
     length_N = np.fromiter(map(len, completions), np.int64)
     place_T = np.arange(length_N.sum()) + np.repeat(np.arange(2, 2 * len(length_N) + 1, 2), length_N)
     padded = np.full(len(place_T) + 2 * len(length_N), START, dtype=np.int64)

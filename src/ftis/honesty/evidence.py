@@ -30,7 +30,7 @@ TOLERANCE = 1e-3
 """Nats a token by which an honest sender's log-probability may be off."""
 
 MIN_Q = 1e-300
-"""Stands for a probability of 0, which has no logarithm."""
+"""The stand-in for a probability of 0, which has no logarithm."""
 LARGEST_LOG_RATIO = 300.0
 """Log-ratios are cut here, so that their exponentials are finite. The cut only lowers the evidence."""
 NOTHING = -1e9
@@ -123,7 +123,7 @@ class Detector:
 
     @property
     def nats(self) -> float:
-        """log(n R): the evidence since the best start, if the other starts count for nothing."""
+        """log(n R): the evidence since the best start, if all other starts count for nothing."""
         return float(np.logaddexp.reduce(self.log_r)) + self._log_scale
 
     @property

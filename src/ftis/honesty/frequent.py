@@ -73,12 +73,12 @@ class Frequent:
         return np.concatenate(nats_B)
 
     def _take(self, key_P: Keys, block_P: Keys, gain_PK: Floats64, blocks: int) -> Floats64:
-        """The evidence after each of some blocks, whose new keys are known from the block after their first on."""
+        """The evidence after each of some blocks. A new key counts from the block after its first one on."""
         key_U, of_P, count_U = np.unique(key_P, return_inverse=True, return_counts=True)
         first_U = np.empty_like(key_U)
         first_U[of_P[::-1]] = block_P[::-1]  # the first place of a key is written last
         new_U = np.flatnonzero(~_lookup(self._keys, key_U)[1] & (key_U % 2**ID_BITS != OTHER))
-        if len(new_U) > MOST_KEYS // 2:  # of one block
+        if len(new_U) > MOST_KEYS // 2:  # these are of one block
             new_U = new_U[np.argsort(-count_U[new_U], kind="stable")[: MOST_KEYS // 2]]
         keys = np.concatenate([self._keys, key_U[new_U]])
         order = np.argsort(keys)
@@ -163,7 +163,7 @@ class Frequent:
 def blocks_of(group_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The block of each rollout of a message, ascending, from 0: one large group, or neighbours of :data:`BLOCK` rows.
 
-    Over prompts that peers share, a group may be one completion. A block then holds those of eight prompts.
+    Over prompts that peers share, a group may be one completion. A block then holds the groups of eight prompts.
     """
     sizes_P = np.bincount(group_N)
     first_P = sizes_P.cumsum() - sizes_P

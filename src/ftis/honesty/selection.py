@@ -148,7 +148,7 @@ class Sender:
 
 @dataclass
 class HonestyTest(Selection):
-    """Quarantines a sender for good once its tokens cannot have been drawn from the probabilities that it reports.
+    """Quarantine of a sender, for good, once its tokens cannot have been drawn from the probabilities that it reports.
 
     One liar may hold several keys, so a second test treats all senders as one. This test drops and forgets a message
     that would make the evidence suffice, and accuses nobody.
@@ -220,7 +220,7 @@ class HonestyTest(Selection):
     def examine(self, judged: Judged) -> None:
         self.refused.clear()
         foreign = _foreign(judged)
-        # The order must not depend on these very messages. Those under least suspicion come first.
+        # Senders under least suspicion come first. The order must not depend on these messages themselves.
         before = {name: self._sender(name).nats for name, _ in foreign}
         old_logp_N, passed = judged.spread(judged.old_logp, None), list[tuple[str, Message]]()
         for name, round in sorted(foreign, key=lambda sent: (sent[1], before[sent[0]], sent[0])):
@@ -292,14 +292,14 @@ class HonestyTest(Selection):
     def found_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Of each sender that a saved state accuses: ``found``, ``found_after`` and ``passages`` of :class:`Sender`."""
         senders, keys = state.get("senders", {}), ("found", "found_after", "passages")
-        return {name: {key: of[key] for key in keys} for name, of in senders.items() if of["found"] is not None}
+        return {name: {key: one[key] for key in keys} for name, one in senders.items() if one["found"] is not None}
 
     @staticmethod
     def found_by(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The same from one round's measures :meth:`about` each peer. Their passages are text, and left out."""
-        round, after = "honesty/found_in_round", "honesty/found_after_tokens"
-        found = {name: of for name, of in measures.items() if round in of}
-        return {name: {"found": of[round] - 1, "found_after": of[after], "passages": []} for name, of in found.items()}
+        """As :meth:`found_in`, from a round's measures :meth:`about` peers. Passages, which are text, are left out."""
+        found, after = "honesty/found_in_round", "honesty/found_after_tokens"
+        accused = [(name, row) for name, row in measures.items() if found in row]
+        return {name: {"found": row[found] - 1, "found_after": row[after], "passages": []} for name, row in accused}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.together = Sender.of(state["together"])

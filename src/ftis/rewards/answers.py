@@ -45,7 +45,7 @@ def format_and_answer(
     answer's score. :func:`graded` gives both.
 
     Args:
-        prompts: [N] the problems, whose things answers may count.
+        prompts: [N] the problems; an answer may name the things that its problem asks to count.
         answer_kind: how answers are compared, see :func:`answers_equal`.
         think_tag, answer_tag, extract: the format, see :func:`extract_answer`.
         reasoning_gym: [N] the problem's own scorer, for ``answer_kind = "reasoning_gym"``.

@@ -17,8 +17,8 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 
 SMALL, OF_A_SMALL, OF_AN_EXACT = 1e-3, 5e-3, 5e-6
-"""If the expected answer is at most ``SMALL``, another may be off by this part of it: of a decimal, of an exact value.
-To six digits after the point both would be 0."""
+"""If the expected answer is at most ``SMALL``, another may be off by a part of it: ``OF_A_SMALL`` of a decimal, else
+``OF_AN_EXACT``. Six digits after the point alone would take 1e-7 for 0."""
 PLACES = 60
 """Digits to which numbers are computed. Two exact numbers are equal if 40 digits are."""
 POINTS = (1000, -1700, -400)
@@ -71,7 +71,7 @@ def _read(text: str, lowercase: bool = True) -> Any:
 def _imaginary(side: Any) -> Any:
     """A formula with i as the imaginary unit."""
     changed = {symbol: sympy.I for symbol in side.free_symbols if symbol.name == "i"}
-    if changed and isinstance(side, sympy.Rel):  # it would become true or false
+    if changed and isinstance(side, sympy.Rel):  # else it would become true or false
         return side.func(*(argument.xreplace(changed) for argument in side.args), evaluate=False)
     return side.xreplace(changed) if changed else side
 

@@ -88,8 +88,8 @@ _RATIO = re.compile(rf"[1-9][0-9]* ?[:/] ?[1-9][0-9]*|{FRACTION}")
 def _same_words(given: str, expected: str) -> bool | None:
     """Whether two texts, names of points, times or dates are the same; None if they are none of these.
 
-    ``\\text{True}`` is ``true``, ``\\overline{AB}`` is ``AB`` and not ``BA``. A time is no ratio: ``4:30``,
-    not ``2:15``. Only if the expected answer is a ratio, as ``\\frac12``, ``6:12`` is one.
+    ``\\text{True}`` is ``true``, ``\\overline{AB}`` is ``AB`` and not ``BA``. A time is no ratio: ``4:30``
+    is not ``2:15``. ``6:12`` is a ratio only if the expected answer is one, as ``\\frac12``.
     """
     one, other = (bare(_in_plain_words(text)) for text in (given, expected))
     worded = WORDS.search(expected) or _UNKNOWN_WORD.fullmatch(other)
@@ -149,9 +149,9 @@ def says_more(given: str, expected: str) -> bool:
 
 
 def bases_differ(given: str, expected: str) -> bool:
-    """Whether both have numbers in a base and the bases differ, or ``expected`` is a number in none.
+    """Whether the bases of numbers differ. A number without a base in ``expected`` is in base ten.
 
-    A number in none is one in base ten. Only ``given`` may leave out the base, as the problem names it.
+    ``given`` may leave out the base, as the problem names it.
     """
     one, other = (
         {(found[1] or found[2]).strip("() ") for found in _IN_BASE.finditer(side)} for side in (given, expected)
@@ -183,10 +183,10 @@ _DECIMAL = re.compile(r"[+-]?[0-9]*(?:\.([0-9]+)|(?<=[0-9]))")
 def sides_to_check(given: str, expected: str) -> list[str]:
     """The sides of the equation ``given``, except its last, that must equal ``expected`` themselves.
 
-    ``x = 5`` gives x, so its last side counts. So do ``f(2) = 5`` and a side of several variables, as ``a + b = 5``.
-    In ``2 + 3 = 5`` the first must be right as well, or ``10 = 9`` would pass for 9, and so in ``10 \\equiv 9`` and
-    ``nicht = 9``. Nor does one variable name an answer with more than its name, as in ``2x = 9``, unless a name stands
-    before it: ``A = \\pi r^2 = 9\\pi``. An expected equation is compared whole, and so is a list.
+    A side may name the answer: a variable, as in ``x = 5``, a function, as in ``f(2) = 5``, or several variables, as
+    in ``a + b = 5``. Any other must be right, as in ``2 + 3 = 5``: else ``10 = 9``, ``10 \\equiv 9``, ``nicht = 9`` and
+    ``2x = 9`` would pass for 9. After a name, sides with letters are free: ``A = \\pi r^2 = 9\\pi``. An expected
+    equation is compared whole, and so is a list.
     """
     if RELATION.search(expected):
         return []
@@ -219,7 +219,7 @@ def _is_name(side: str) -> bool:
     if _UNKNOWN_WORD.search(side):
         return False
     variables = set(re.findall(rf"{LETTER}(?:\([^()A-Za-z]*\))?", _OPERATIONS.sub(" ", side))) - {"e"}
-    side = re.sub(r"(?:\^\s*\{?\s*-1\s*\}?\s*)?\(([^()]*)\)", lambda of: of[0] if _has_letters(of[1]) else "", side)
+    side = re.sub(r"(?:\^\s*\{?\s*-1\s*\}?\s*)?\(([^()]*)\)", lambda m: m[0] if _has_letters(m[1]) else "", side)
     return len(variables) > 1 or _NAME.fullmatch(side) is not None
 
 

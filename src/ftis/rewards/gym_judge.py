@@ -37,8 +37,8 @@ EVALUATES_ITSELF = {"reasoning_gym.arithmetic.bitwise_arithmetic"}
 TRIED = 8
 """Problems that try a data set's own scorer before its use."""
 RIGHT, MOST_SHARED = 0.75, 0.5
-"""At least so many of their own answers must earn 1, and fewer than so many of the other problems' answers. Small
-boards share solutions: of n_queens' answers 7% are right for another's problem."""
+"""The least share of the problems' own answers that must earn 1, and the share of other problems' answers that may not.
+Small boards share solutions: 7% of n_queens' answers are right for another problem."""
 WRONG = ("", "x", "0", "1", "-1", "True", "[]", "[0]", "no idea", "nan", "0 0 0 0")
 
 _ALLOWED = (

@@ -38,7 +38,7 @@ def last_number(text: str) -> str | None:
     """The last number in a text, with its sign. A hyphen after a number or a letter is no sign, an ordinal no number.
 
     A number may touch the text after it, as in ``36kg`` and ``$70/week``, but not a letter before it. The power of a
-    unit is none, as in ``18 cm^2``, and that of a number stays with it: ``10^3``. So do words and signs that scale it:
+    unit is no number, as in ``18 cm^2``. A number keeps its power: ``10^3``. It keeps words and signs that scale it:
     ``18k``, ``18!``, ``18 and a half``. ``70 000`` is one number, and so are ``3 1/2`` and ``\\frac{1}{2}``. A text
     whose last number stands inside a root or a fraction of other things, or right before a root or π, has none.
     """

@@ -45,7 +45,7 @@ class CountError(CompletionError):
 
 
 RewardFunction = Callable[..., Iterable[float]]
-"""Scores N completions of one prompt: a finite number for each, of at most :data:`LARGEST_REWARD` in size.
+"""A function that scores N completions of one prompt: a finite number each, of at most :data:`LARGEST_REWARD` in size.
 
 It is called with names: ``prompts``, N times the question, without template and system prompt; ``completions``, N
 texts, each after the prompt's prefill; ``completion_ids``, the token ids of each; ``answer``, N times the expected
@@ -56,7 +56,7 @@ answer; and N times the value of each further column of the data set. A paramete
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores the completions of one prompt with a reward function. :func:`load_scorer` makes one."""
+    """A reward function, ready to score the completions of one prompt. :func:`load_scorer` makes one."""
 
     function: RewardFunction
     path: str
@@ -64,7 +64,7 @@ class Scorer:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The recipe's values of parameters in the function's signature."""
     prefill: str = ""
-    """The prompt's beginning of each completion."""
+    """The beginning of each completion, which the prompt holds."""
     required: Sequence[str] = ()
     """The function's arguments without a default."""
 
@@ -110,7 +110,7 @@ class Scorer:
 
 @dataclass(frozen=True)
 class WeightedScorer:
-    """Scores completions with several reward functions: r = Σ w_i r_i, as TRL does."""
+    """Several reward functions with weights: r = Σ w_i r_i, as in TRL."""
 
     parts: Sequence[Scorer]
     weights: Sequence[float]
@@ -133,9 +133,9 @@ class WeightedScorer:
         """One reward per completion. Raises as :class:`Scorer`."""
         by_part = [part(prompt, completions, completion_ids) for part in self.parts]
         each = list(zip(*by_part, strict=True))
-        self.seen.update({(prompt.question, text): of for text, of in zip(completions, each, strict=True)})
-        weighted = [[w * r for w, r in zip(self.weights, of, strict=True)] for of in each]
-        return tuple(_number(_sum(of), self.path, position) for position, of in enumerate(weighted))
+        self.seen.update({(prompt.question, text): rewards for text, rewards in zip(completions, each, strict=True)})
+        weighted = [[w * r for w, r in zip(self.weights, rewards, strict=True)] for rewards in each]
+        return tuple(_number(_sum(rewards), self.path, position) for position, rewards in enumerate(weighted))
 
     def means(
         self, own: Iterable[tuple[str, str]], later: Collection[tuple[str, str]] = frozenset()
@@ -180,7 +180,7 @@ def name_of(path: str) -> str:
 
 
 def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
-    """Refuse a reward function with an argument that no column of a task has. All its problems have the same."""
+    """Refuse a reward function with an argument that no column of a task has. All problems have the same columns."""
     given = {*RESERVED_COLUMNS, *problem.columns, *score.settings}
     if lacking := [name for name in score.required if name not in given]:
         columns = ", ".join(["answer", *problem.columns])

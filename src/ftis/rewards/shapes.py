@@ -19,7 +19,7 @@ NEVER: Question = ("any",)
 DIGITS = 6
 """Digits after the point to which a decimal must equal an exact value, as ``0.333333`` a third, as in math-verify."""
 MOST_PAIRS = 400
-"""Parts of one answer times those of the other."""
+"""The most parts of one answer times parts of the other."""
 
 _AND = rf"(?:\s+|(?<=[,;]))and(?![A-Za-z])\s*|{TEXT}\s*and\s*\}}|\\(?:land|wedge)(?![A-Za-z])"
 _OR = rf"(?:\s+|(?<=[,;]))or(?![A-Za-z])\s*|{TEXT}\s*or\s*\}}|\\(?:lor|vee)(?![A-Za-z])"
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     brackets: str
     names: list[str]
     parts: list[str]
-    ordered: bool  # false of names whose order nobody can tell, as that of k and a
+    ordered: bool  # false if nobody can tell the order of the names, as of k and a
 
     @property
     def assigns(self) -> bool:
@@ -94,7 +94,7 @@ def _places(names: list[str]) -> list[tuple[int, ...]] | None:
     if order is None and names and ord(max(letters)) - ord(min(letters)) >= max(4, len(names)):
         return None
     numbers = [map(int, re.findall("-?[0-9]+", name)) for name in names]
-    return [(order.index(one) if order else ord(one), *of) for one, of in zip(letters, numbers, strict=True)]
+    return [(order.index(one) if order else ord(one), *number) for one, number in zip(letters, numbers, strict=True)]
 
 
 def _vector(text: str, like: str) -> str:
@@ -110,8 +110,8 @@ def question(given: str, expected: str, digits: int = DIGITS, part: bool = False
     """Whether two formulas are equal, for the helper.
 
     Lists and sets have no order. Points have one, and so have values of several names: ``x=1, y=2`` is ``(1,2)`` and
-    ``1,2``, not ``2,1``. A list may stand for a point or a set, no set for a point, and no list that is
-    ``part`` of an answer. A point may be a row or a column. ``2:3:4`` is no division.
+    ``1,2``, not ``2,1``. A list may stand for a point or a set, unless it is ``part`` of an answer. A set
+    stands for no point. A point may be a row or a column. ``2:3:4`` is no division.
     """
     given, expected = (_SPACE.sub("", text) for text in (given, expected))
     if given == expected:

@@ -10,8 +10,8 @@ Keys, all under ``ftis/``::
     status/<recipe's name>/<peer>             its state, for ``ftis status``
 
 ``<run>`` is the digest of the peers' agreement, so peers of different runs never meet. :mod:`ftis.swarm.rounds`
-decides when a round closes, and this module carries its decisions out. The engine retries, encrypts and finds;
-signatures tell whose rollouts they are. See docs/wire.md, and docs/threat-model.md for the limits.
+decides when a round closes, and this module carries its decisions out. The engine finds peers, retries and
+encrypts; signatures tell whose rollouts they are. See docs/wire.md, and docs/threat-model.md for the limits.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class NetworkExchange:
         self.rounds = Rounds(self.others, recipe.training.rounds, recipe.network, check, keep)
         self.share = Share(peer, recipe.prompts_per_peer, recipe.most_prompts_per_peer, recipe.rollouts_per_group)
         self.changed = threading.Condition()
-        """Guards ``rounds``; notified after anything was heard."""
+        """The lock of ``rounds``, notified after anything was heard."""
         self.status = Status(recipe.name, run, peer)
         self._should_stop, self._say = should_stop, say
         self.session: zenoh.Session  # from ``__enter__`` on

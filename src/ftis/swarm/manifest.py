@@ -49,7 +49,7 @@ class Manifest:
         size: bytes of the message.
         chunks: SHA-256 of each :data:`CHUNK_BYTES` of the message; the last chunk may be shorter.
         items: the prompts of the message's groups, ascending.
-        milliseconds: of a round with an equal share of the prompts; 0 is left out.
+        milliseconds: the time of a round with an equal share of the prompts; 0 is left out.
     """
 
     run: str
@@ -169,8 +169,8 @@ def _is_number(value: object) -> bool:
 class Assembly:
     """The contents of ``offer``, as far as they have come.
 
-    Only its digest shows a chunk. Anybody may answer in a peer's name, so wrong answers do no harm, and a spoiled
-    offer can still be completed.
+    A chunk is known by its digest alone. Anybody may answer in a peer's name, so wrong answers do no harm, and a
+    spoiled offer can still be completed.
     """
 
     def __init__(self, offer: Manifest) -> None:

@@ -12,7 +12,7 @@ from ftis.swarm.manifest import Manifest, ManifestError
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an offer does not count.
+    """The reason why an offer does not count.
 
     Attributes:
         round: the round for which the peer can no longer deliver; None if it did not sign the fault itself.
@@ -46,7 +46,7 @@ class OfferCheck:
     first_keys: dict[str, str] = field(default_factory=dict)
 
     def read(self, peer: str, round: int, document: bytes, seal: bytes) -> Manifest | Refusal:
-        """The manifest in ``document``, found in the place of ``peer`` and ``round``, or why it does not count.
+        """The manifest in ``document``, found in the place of ``peer`` and ``round``, or its refusal.
 
         The cheap tests come first: nothing is parsed that has not been signed by the peer's key.
         """

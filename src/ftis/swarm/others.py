@@ -14,7 +14,7 @@ class Other:
     Attributes:
         presence: sign of presence -> the round from which on the peer takes part.
         serving: signs that it has finished the run, and stays for those who still need its messages.
-        gone_since: the time at which the last sign of both kinds went away.
+        gone_since: the time at which the last sign of either kind went away.
         met: whether it was ever present.
         done: whether it ever showed a sign that it has finished.
         refused: round -> the life in which the peer signed two different offers for it, or one that is too large. A
@@ -78,7 +78,7 @@ class Other:
         return bool(self.serving) and round in self.offers
 
     def state(self, round: int) -> str:
-        """How it stands with ``round``, for people."""
+        """Its state in ``round``, in words."""
         if round in self.refused or round in self.corrupt:
             return "refused"
         if round in self.offers:

@@ -164,7 +164,7 @@ class Rounds:
         return target, decisions
 
     def silent(self, round: int) -> list[str]:
-        """The peers without a known offer, to be heard before :meth:`catch_up`: of those present, or of all if none is.
+        """Peers without a known offer, to be heard before :meth:`catch_up`: the present ones or, if none is there, all.
 
         Silence is usual at the run's start: nobody is ahead then.
         """
@@ -225,7 +225,7 @@ class Rounds:
         return self._came_or_went(other, "left", f"{peer} is gone")
 
     def _came_or_went(self, other: Other, what: str, text: str) -> list[Decision]:
-        """A notice, but not of one that comes and goes: presence is not signed, and a flood of it would fill disks."""
+        """A notice, few of one peer in a round: presence is not signed, and a flood of notices would fill disks."""
         other.comings += 1
         if other.comings > MAX_COMINGS:
             return []
@@ -272,7 +272,7 @@ class Rounds:
         return True
 
     def _needed_after(self, other: Other, round: int) -> tuple[bool, bool, int]:
-        """A sort key of a peer's offers: the awaited round first, then those after it, late ones, those taken."""
+        """A sort key of a peer's offers: the awaited round first, then later ones, late ones, taken ones."""
         return round in other.taken, round < self.round, abs(round - self.round)
 
     def _refuse(self, peer: str, refusal: Refusal) -> list[Decision]:
@@ -310,7 +310,7 @@ class Rounds:
         return self._others[offer.peer].offers.get(offer.round) == offer and offer.round >= self._oldest
 
     def corrupt(self, offer: Manifest) -> None:
-        """Other contents than those signed for came: stop waiting for them."""
+        """Stop waiting for an offer: the contents that came are not the signed ones."""
         other = self._others[offer.peer]
         if offer.round not in other.corrupt:
             other.corrupt.add(offer.round)
@@ -425,7 +425,7 @@ class Rounds:
         return f"after {now - self._pace.began:.1f} s (median {self._pace.median(len(late)) or 0:.1f} s)"
 
     def _end_of_round(self, now: float, late: Collection[str], decisions: list[Decision]) -> None:
-        """Note who was late, and name those that are waited for no longer or again."""
+        """Note who was late, and name the peers that are waited for no longer or again."""
         self._pace.close(self.round, late, now)
         for name, again in self._pace.changes:
             how = "waited for again, after rounds in time" if again else "not waited for any longer: often late"

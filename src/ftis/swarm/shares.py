@@ -91,7 +91,7 @@ class Share:
         return round(1000 * self.seconds)
 
     def prompts(self, stated: Collection[int]) -> int:
-        """How many prompts to sample, by the others' statements."""
+        """The number of prompts to sample, by the others' statements."""
         if not self.each or (not stated and len(self.each) < TRIALS):
             return max(1, self.equal // PART)
         seconds = median_high([self.seconds, *(one / 1000 for one in stated)])

@@ -38,9 +38,9 @@ class Status:
         """Add a round or an evaluation that ended to the totals."""
         if isinstance(event, RoundEnded):
             totals = dict(self.facts.get("from", {}))
-            for name, of in by_peer(event.metrics).items():
-                counts = {key: int(of.get(key, 0)) for key in COUNTS}
-                quarantined = int(of.get("honesty/quarantined", False))
+            for name, measures in by_peer(event.metrics).items():
+                counts = {key: int(measures.get(key, 0)) for key in COUNTS}
+                quarantined = int(measures.get("honesty/quarantined", False))
                 totals[name] = _sum(totals.get(name, {}), counts) | {"quarantined": quarantined}
             self.facts |= {"reward": event.metrics["reward"], "from": totals}
         if isinstance(event, (RoundEnded, Evaluated, PeerStarted)):
@@ -52,7 +52,7 @@ class Status:
 
 
 def _sum(before: Mapping[str, Any], more: Mapping[str, float]) -> dict[str, Any]:
-    return {**before, **{key: before.get(key, 0) + of for key, of in more.items()}}
+    return {**before, **{key: before.get(key, 0) + count for key, count in more.items()}}
 
 
 def read_status(data: bytes) -> dict[str, Any] | None:

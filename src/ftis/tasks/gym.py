@@ -147,7 +147,7 @@ def _entries(dataset: str, options: Mapping[str, Any], size: int, seed: int) -> 
     entries = []
     for entry in map(made.__getitem__, range(size)):
         kept = {"question": entry["question"], "answer": entry["answer"]}
-        with contextlib.suppress(TypeError, ValueError, RecursionError):  # it is not always JSON
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # metadata are not always JSON
             json.dumps(metadata := entry.get("metadata"), allow_nan=False)
             kept["metadata"] = metadata
         if not isinstance(kept["answer"], str | None):

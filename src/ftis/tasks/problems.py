@@ -31,7 +31,7 @@ def make_task(name: str, train: Iterable[Problem], validation: Iterable[Problem]
     trained, validated = (tuple(_prompts(problems, where)) for problems in (train, validation))
     require_disjoint((p.question for p in trained), (p.question for p in validated), f"{where}: train and validation")
     agreed: list[Any] = [[prompt.question, prompt.answer] for prompt in trained]
-    if answer_kind == "reasoning_gym":  # it may depend on the library's version
+    if answer_kind == "reasoning_gym":  # scores may depend on the library's version
         agreed.append(answer_kind)
     digest = hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
     return Task(name, trained, validated, answer_kind, digest)

@@ -22,7 +22,7 @@ TODAY = {
 from day to day."""
 _DATED = "".join(f"|replace('{directive}', '{text}')" for directive, text in TODAY.items())
 _NOW = f"{{%- macro strftime_now(format) -%}}{{{{ format{_DATED} }}}}{{%- endmacro %}}\n"
-"""Stands before a template, since transformers passes no functions to one."""
+"""The text before a template, since transformers passes no functions to one."""
 ARGUMENTS = {
     *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),

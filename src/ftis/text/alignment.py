@@ -17,7 +17,7 @@ from ftis.selection import Judged, Selection
 
 @dataclass
 class Readable(Selection):
-    """Drops rollouts whose text this peer cannot align with its own tokens; docs/tokenizers.md says which."""
+    """A selection against rollouts that this peer cannot align with its own tokens; docs/tokenizers.md says which."""
 
     name: str = "alignment"
     _about: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -17,12 +17,12 @@ from ftis.rollouts import Ints, Rollout
 from ftis.text.token_bytes import Bytes, TokenBytes
 
 END = 256
-"""The id of an end: this one of the sender's first end token, the next one of its second, and so on. It stands after
-the last byte of a completion or turn, and is a unit of its own."""
+"""The id of the sender's first end token; its second has the next id, and so on. An end stands after the last byte of a
+completion or turn, and is a unit of its own."""
 MOST_ENDS = 4
 """The most ends that a sender may use. A liar that spreads one end's probability over n hides ln n nats at each."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
-"""Stands for bytes that are no character, as in any decoder."""
+"""The character for bytes that are none, as in any decoder."""
 
 
 def as_texts(
@@ -30,7 +30,7 @@ def as_texts(
 ) -> list[Rollout]:
     """Sampled completions as text.
 
-    Bytes that are no UTF-8 become :data:`REPLACED`; a completion that was cut off inside a character has such. A token
+    Bytes that are no UTF-8 become :data:`REPLACED`; a completion cut off inside a character ends so. A token
     without bytes of its own, as a special token in the middle, is left out with its log-probability: the text has
     about the same probability with or without it. A completion without any bytes becomes :data:`REPLACED` too.
     A completion with too many bytes keeps its first tokens, as if it had been cut off there.
@@ -99,7 +99,7 @@ def text_of(rollout: Rollout) -> str:
     """The text of a rollout over bytes, without its ends.
 
     Raises:
-        UnicodeDecodeError: the bytes are no UTF-8. Neither :func:`as_texts` nor the wire gives such.
+        UnicodeDecodeError: the bytes are no UTF-8. Neither :func:`as_texts` nor the wire gives such bytes.
     """
     return rollout.completion_ids[rollout.completion_ids < END].astype(np.uint8).tobytes().decode("utf-8")
 

@@ -76,9 +76,9 @@ def end_of_text(who: str, known: TokenBytes, own: Collection[int], named: Collec
     end = eos if eos in likely else likely[0]
     if known.sizes(np.array([end]))[0]:
         token = tokenizer.convert_ids_to_tokens(end)
-        remedy = "give its tokenizer another eos_token, and take sampling.stop"
+        remedy = "give its tokenizer another eos_token, and name this one in sampling.stop"
         raise AlignmentError(
-            f"{who} ends completions by {token!r}, which is text, and the end of a text has none: {remedy}"
+            f"{who} ends completions by {token!r}, which is text, and an end must not be text: {remedy}"
         )
     return end
 
@@ -95,7 +95,7 @@ def spoken(ids: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Makes groups of this peer's tokens out of groups of text.
+    """A reader that makes groups of this peer's tokens out of groups of text.
 
     Attributes:
         tokenizer: the fingerprint of this peer's own. A sender's tokens stay as sampled if its tokenizer is the same.

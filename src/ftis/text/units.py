@@ -156,7 +156,7 @@ def _in_units(texts: Sequence[Rollout], own: Sequence[Ints], learner: TokenBytes
 
 
 def _spelt(spoken: Sequence[Ints], written: Sequence[str], learner: TokenBytes) -> list[bool]:
-    """Whether the tokens of each text have its bytes, and none of them has no bytes."""
+    """Whether the tokens of each text have its bytes, each token at least one."""
     ids = np.concatenate([np.zeros(0, np.int32), *spoken])
     sizes, joined = learner.sizes(ids), learner.join(ids).tobytes()
     tokens = np.cumsum([0, *map(len, spoken)])

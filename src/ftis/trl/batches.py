@@ -3,7 +3,7 @@
 TRL computes the loss. The advantage Â_i of rollout i becomes one number per token, f s_i w_it Â_i, with the selections'
 share s_i in [0, 1], and the objective's weight w_it of foreign tokens; w = 1 on own ones. No gradient flows through it,
 so every loss that is proportional to Â keeps its form. Rollouts with s_i Â_i = 0 are left out, and f makes up for it:
-they still count in the loss's divisor. None is left out where that divisor is a micro-batch's tokens.
+they still count in the loss's divisor. None is left out if that divisor is a micro-batch's tokens.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def rows_of(
         ratios: TRL's own π_old/π_gen of its sampler's rows, by row: [T], or [1] for all tokens.
     """
     batch, at = judged.batch, np.maximum(rows, 0).tolist()
-    # Where Â = 0 no log π_old was computed. With 0 no ratio exceeds 1, so that none overflows.
+    # If Â = 0, no log π_old was computed. With 0 no ratio exceeds 1, so none overflows.
     zeros_N = [np.zeros(len(rollout), np.float32) for rollout in batch.rollouts]
     old_logp_N = judged.spread(judged.old_logp, zeros_N[0][:0])
     columns = {

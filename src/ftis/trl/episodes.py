@@ -108,8 +108,8 @@ class Stage:
     def finished(self, environment: Any, prompt: Prompt, rollout: Rollout) -> Played:
         """Play an episode in ``environment``, which is then in its last state.
 
-        New actions are first played where time has limits. An episode that ends beyond them is only begun in
-        ``environment``, whose reward is then 0. The pool has another instead.
+        New actions are played first in a process with limits of time. If the last turn takes too long there, the
+        episode is only begun in ``environment``, which gives 0, and the pool gets a new environment instead.
 
         Raises:
             EpisodeError: the environment raises, or answers otherwise than before.

@@ -91,7 +91,7 @@ class Foreign:
 
     def judged(self, batch: Batch, own: Ratios, reported: bool) -> Judged:
         """As ``ftis.learning.judge``; each process runs TRL's model on a part of the foreign rollouts with Â ≠ 0, or of
-        all where β > 0. ``reported``: the sampler gave log π_gen, and log π_old was computed."""
+        all if β > 0. ``reported``: the sampler gave log π_gen, and log π_old was computed."""
         trainer = self.trainer
         advantage_N = advantages(batch.reward_N, batch.group_N, trainer.scale_rewards)
         batch = replace(batch, reward_N=np.nan_to_num(batch.reward_N))  # own ones without a reward; records have 0
@@ -111,9 +111,9 @@ class Foreign:
     def joined(
         self, judged: Judged, chosen: Chosen, out: dict[str, Tensor], own: Ratios
     ) -> tuple[dict[str, Tensor], float]:
-        """TRL's batch ``out`` of own rollouts as it is, or else that of all rollouts that carry gradient.
+        """TRL's batch ``out`` of own rollouts as it is, or else a batch of all rollouts that carry gradient.
 
-        Its β makes up for rollouts that are left out, as its advantages do: the second result is the factor.
+        TRL divides by this batch's rows, not the round's. Advantages make up for it; the second result is β's factor.
         """
         trainer, batch, masks = self.trainer, judged.batch, self.trainer.mask_truncated_completions
         steps = int(trainer.args.steps_per_generation)
@@ -134,7 +134,7 @@ class Foreign:
         strength_N = [strength * np.float32(factor) for strength in strength_N]
         ratios = {row: own[id(batch.rollouts[row])][1] for row in np.flatnonzero(batch.own_N).tolist()}
         device, multiple = trainer.accelerator.device, trainer.pad_to_multiple_of
-        dropped = judged.rows[~chosen.kept_R].tolist() if trainer.beta else []  # they have no KL, and still count
+        dropped = judged.rows[~chosen.kept_R].tolist() if trainer.beta else []  # these have no KL, and still count
         tensors = rows_of(judged, rows, strength_N, masked.union(dropped), ratios, device, multiple)
         if trainer.beta:
             tensors["ref_per_token_logps"] = trainer.policy.ref_logps(tensors)

@@ -34,7 +34,7 @@ DIVISORS = {
 }
 """TRL's losses -> the divisor: rollouts or tokens of a micro-batch, or the round's tokens, which the batch names.
 
-By tokens of a micro-batch a rollout's weight depends on those beside it. So none is left out there.
+If the divisor is a micro-batch's tokens, a rollout's weight depends on those beside it. So none is left out then.
 """
 
 SAMPLING = ("num_generations", "max_completion_length", "temperature", "top_k", "top_p")

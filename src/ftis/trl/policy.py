@@ -116,8 +116,8 @@ class HostPolicy:
         """Draw as TRL does, or random tokens if another engine samples: the first round compares that one.
 
         Args:
-            of_swarm: by which a training round draws.
-            policy: this one; a sampler of a peer takes it.
+            of_swarm: the decoding of training rounds.
+            policy: this one, given since every sampler is called with a policy.
         """
         prompts, most = [ids for ids in prompt_ids for _ in range(repeats)], decoding.max_completion_length
         if self.generates:

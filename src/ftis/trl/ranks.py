@@ -95,18 +95,18 @@ class Ranks:
         return list(mine) if self.size == 1 else list(gather_object(list(mine)))
 
     def mine(self, values: Sequence[Value]) -> Sequence[Value]:
-        """This process's part of ``values``: consecutive, and as long as that of any other but at the end."""
+        """This process's part of ``values``: consecutive, and equally long on all processes, except the last ones."""
         each = -(-len(values) // self.size)
         return values[self.rank * each : (self.rank + 1) * each]
 
     def evenly(self, values: Sequence[Value]) -> list[Value]:
-        """This process's part of ``values``; each process has as many, and the first of them fills up the end."""
+        """This process's part of ``values``, equally long on all processes: the first value fills parts up."""
         return [values[max(0, row)] for row in self.part(np.arange(len(values)), 1).tolist()]
 
     def part(self, rows: Rows, parts: int) -> Rows:
-        """This process's part of ``rows``, as long as that of any other, and ``parts`` divides the length.
+        """This process's part of ``rows``, equally long on all processes; ``parts`` divides the length.
 
-        :data:`~ftis.trl.batches.EMPTY` rows fill it up.
+        :data:`~ftis.trl.batches.EMPTY` rows fill parts up.
         """
         each = max(1, -(-len(rows) // self.size))
         each += -each % parts

@@ -20,7 +20,7 @@ from ftis.trl.options import SAMPLING, OptionError, steps_per_round
 
 
 class Link(Protocol):
-    """Carries a peer's messages, as :class:`ftis.swarm.link.NetworkExchange` does."""
+    """A carrier of a peer's messages, such as :class:`ftis.swarm.link.NetworkExchange`."""
 
     def catch_up(self, round: int) -> int:
         """The round to train next: ``round``, or a later one if the others have gone on without this peer."""
@@ -39,7 +39,7 @@ class Swarm:
     Attributes:
         recipe: the swarm's recipe, or its TOML file.
         peer: the name of this trainer.
-        arm: which of the recipe's arms, where several let peers learn together.
+        arm: the recipe's arm, if peers learn together in several.
         key, roster: files of this peer's private key and of all public keys (``ftis keys``).
         open: no roster: trust whoever can connect.
         listen, connect: endpoints, as ``tcp/192.168.1.20:7447``; they replace the recipe's.

@@ -86,7 +86,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     eos_token_ids: list[int]
     _beta_factor = 1.0
-    """Makes up in β, as in the advantages, for rows that fill the round's batch."""
+    """The factor of β that makes up for rows that fill up the round's batch; advantages have it in them."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
         check_generation(args, *generation_of(self), self.eos_token_ids)
-        if args.use_vllm:  # it reads a model's ends from its directory alone
+        if args.use_vllm:  # vLLM reads a model's ends from its directory alone
             self.vllm_generation.generation_kwargs["stop_token_ids"] = sorted(self.eos_token_ids)
         if args.use_vllm and args.vllm_mode == "server":
             self.ranks.from_main(lambda: check_server(self.vllm_generation.vllm_client))
@@ -235,7 +235,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Train to the recipe's last round, from the start or from a checkpoint.
 
         Args:
-            resume_from_checkpoint: True is the newest in ``output_dir``, or the start where there is none. From the
+            resume_from_checkpoint: True is the newest in ``output_dir``, or the start if there is none. From the
                 last round's, the model is loaded and nothing is trained.
 
         Raises:
@@ -263,7 +263,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return result
 
     def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
-        """Open records and exchange, for as long as ``stack`` is. Returns whether all rounds are trained already."""
+        """Open records and exchange until ``stack`` closes. Returns whether all rounds are trained already."""
         remedy = "give each script another directory, as GRPOConfig(output_dir=…), or stop that process"
         stack.enter_context(locked(peer_lock(self.place), remedy=remedy))
         if checkpoint is not None:
@@ -363,7 +363,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         else:
             played, texts = [list(column) for column in zip(*self._episodes, strict=True)]
             pairs = zip(mine, played, strict=True)
-            mine = [replace(one, observed=of.observed, overdue=of.overdue) for one, of in pairs]
+            mine = [replace(one, observed=played.observed, overdue=played.overdue) for one, played in pairs]
         every = self.ranks.together(list(zip(mine, texts, old_logp, ratios, strict=True)))
         if not self.agreed:
             turn_N = [one.observed[0].at if one.observed else len(one) for one in mine]

@@ -18,7 +18,7 @@ from ftis.rollouts import Floats
 PHRASES = 15
 """zstandard's level for ids and text, which repay a search for phrases."""
 QUICK = 3
-"""For everything else."""
+"""zstandard's level for everything else."""
 _COUNTS = struct.Struct("<II")
 _SIZE = struct.Struct("<I")
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
