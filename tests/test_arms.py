@@ -80,9 +80,10 @@ def test_a_peer_alone_can_have_any_number_of_prompts() -> None:
 
 def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_are_limited() -> None:
     arms = [{"name": "alone", "collaborate": False}, {"name": "F-TIS"}]
-    recipe = parse(document(arms=arms, training__max_foreign_rollouts=12))
-    alone = arms_of(recipe)[0]
+    recipe = parse(document(arms=arms, training__max_foreign_rollouts=14))
+    alone, together = arms_of(recipe)
     assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [6] * 4  # 12 own and 12 foreign, in 4s
+    assert rollouts_per_round(together.swarms[0]) == (12, 12 + 12)  # whole groups
     (pair,) = matched(arms_of(recipe), ["alone"])
     assert pair["equal"] == "equal in rollouts trained on"
 
@@ -104,19 +105,6 @@ def test_own_sampling_is_the_same_in_every_size() -> None:
     sampled = {arm.name: [rollouts_per_round(swarm) for swarm in arm.swarms] for arm in arms_of(recipe)}
     assert sampled == {"alone-part": [(12, 12)] * 4, "F-TIS-2": [(12, 24)] * 2, "F-TIS-4": [(12, 48)]}
     assert [arm.recipe.training.prompts_per_round for arm in arms_of(recipe)[1:]] == [6, 12]
-
-
-def test_alone_with_its_own_part_is_the_swarm_of_one() -> None:
-    (alone,) = arms_of(parse(document()), ("alone-part",))
-    by_hand = parse(document(training={"swarm_size": 1, "prompts_per_round": 3}, arms=[{"name": "ones"}]))
-    (ones,) = arms_of(by_hand)
-    for one, other in zip(alone.swarms, ones.swarms, strict=True):
-        assert one.training.prompts_per_round == other.training.prompts_per_round == 3
-        assert one.peers == other.peers
-    limited = {"name": "limited", "set": {"training.max_foreign_rollouts": 10}}
-    all_prompts, whole = arms_of(parse(document(arms=[{"name": "alone", "collaborate": False}, limited])))
-    assert [swarm.training.prompts_per_round for swarm in all_prompts.swarms] == [12] * 4
-    assert rollouts_per_round(whole.swarms[0]) == (12, 12 + 8)  # whole groups
 
 
 def test_the_written_recipe_is_read_back() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from admissions import RUN, TERMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -25,7 +26,7 @@ from ftis.text.messages import TextReader, spoken, terms_of_text, write_groups
 from ftis.text.token_bytes import TokenBytes
 from ftis.text.units import MOST_TOKENS
 
-RUN, SENDER, LEARNER = "1" * 32, "2" * 32, "3" * 32
+SENDER, LEARNER = "2" * 32, "3" * 32
 PROMPTS = [Prompt(item, f"question {item}", f"answer {item}") for item in range(4)]
 LONGEST = 12
 
@@ -35,20 +36,13 @@ def end_of(tokenizer: Tokenizer) -> int:
 
 
 def terms(tokenizer: Tokenizer, **changes: Any) -> Terms:
-    known: dict[str, Any] = {
-        "run": RUN,
+    own: dict[str, Any] = {
         "tokenizer": LEARNER,
-        "temperature": 1.0,
         "vocab_size": len(tokenizer),
         "end_ids": frozenset({end_of(tokenizer)}),
-        "group_size": 2,
-        "max_completion_length": LONGEST,
-        "prompts": PROMPTS,
-        "assigned": lambda peer, round: [0, 1],
-        "roster": frozenset({"ada", "bob"}),
-        "max_groups": 2,
     }
-    return Terms(**known | changes)
+    own |= {"max_completion_length": LONGEST, "prompts": PROMPTS, "assigned": lambda peer, round: [0, 1]}
+    return dataclasses.replace(TERMS, **own | changes)
 
 
 class Learner:

@@ -246,17 +246,6 @@ def test_with_a_truncated_distribution_all_are_computed_again(truncation: Any, m
     assert (start.own_old, len(start.gap), sum(calls)) == (OwnOld.RECOMPUTED, 0, len(start.rows))
 
 
-def test_foreign_rollouts_are_scored_by_the_learner(make_peer: MakePeer) -> None:
-    peer = make_peer()
-    batch, calls = halved(batch_of(peer)), forwarded(peer)
-    start = judged(peer, batch)
-    own_R = batch.own_N[start.rows]
-    assert sum(calls) == (~own_R).sum() + min(CHECKED_ROLLOUTS, own_R.sum())
-    for row, old, own in zip(start.rows, start.old_logp, own_R, strict=True):
-        assert (old is batch.rollouts[row].gen_logp) == own
-        np.testing.assert_allclose(old, batch.rollouts[row].gen_logp, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("settings", "tolerance", "said"),
     [

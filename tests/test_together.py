@@ -32,12 +32,6 @@ def others(names: str, own: str, round: int) -> Collected:
     return Collected({name: message(name, round) for name in names if name != own})
 
 
-def test_each_gets_the_others_messages_and_not_its_own() -> None:
-    sent = {name: outgoing(name, 3) for name in "abc"}
-    assert delivered(sent) == {name: others("abc", name, 3) for name in "abc"}
-    assert delivered({"a": outgoing("a", 0)}) == {"a": Collected({})}
-
-
 def test_a_message_that_is_not_wanted_is_offered_only_and_a_skipped_peer_is_delivered() -> None:
     wishes = {"skip": frozenset("b"), "offers_only": frozenset("c")}
     sent = {"a": outgoing("a", 0, **wishes), "b": outgoing("b", 0), "c": outgoing("c", 0)}
