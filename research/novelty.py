@@ -30,7 +30,7 @@ class Novelty(Selection):
 
     The usual one is the 99th percentile over the learner's own last rollouts with Â ≠ 0, which it drew from π_old
     itself. An importance weight mutes planted tokens without this selection. It is meant for NoIS, F-NoIS and
-    fine-tuning on what others solved. docs/threat-model.md names its limits.
+    fine-tuning on what others solved.
     """
 
     name = "novelty"
