@@ -6,13 +6,15 @@ as ``rejected/bad_logp`` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 SAMPLE, DRAW, EXCHANGE, WAIT = "time/sample", "time/draw", "time/exchange", "time/wait"
 ADMIT, LOGP, UPDATE = "time/admit", "time/logp", "time/update"
 """The seconds of a round's stages."""
+STAGES = {"sampling": (SAMPLE, EXCHANGE), "waiting": (WAIT,), "learning": (ADMIT, LOGP, UPDATE)}
+"""The states of a peer in a round, each with the keys of its stages. Between rounds a peer is evaluating."""
 
 PREFIX, DROPPED, REJECTED = "peer/", "dropped/", "rejected/"
 """Beginnings of the keys about a peer, and of measures that end in a reason."""
@@ -20,6 +22,14 @@ NO_NUMBERS = ("first_rejection", "honesty/passages")
 """Endings of the keys of metrics that hold a text or a list."""
 
 Value = TypeVar("Value")
+
+
+def seconds_by_stage(*rounds: Mapping[str, Any], states: Mapping[str, Sequence[str]] = STAGES) -> dict[str, float]:
+    """Seconds in each state, over the metrics of some rounds."""
+    return {
+        name: float(sum(metrics.get(stage) or 0 for metrics in rounds for stage in stages))
+        for name, stages in states.items()
+    }
 
 
 def peer_key(name: str, measure: str) -> str:

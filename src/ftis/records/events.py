@@ -10,11 +10,9 @@ Everywhere else a step is an optimiser's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
-
-from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
 
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
@@ -149,18 +147,6 @@ class Evaluated:
     place: Place = Place()
     problems: int = 1
     reward_std: float | None = None
-
-
-STAGES = {"sampling": (SAMPLE, EXCHANGE), "waiting": (WAIT,), "learning": (ADMIT, LOGP, UPDATE)}
-"""The states of a peer in a round, each with the keys of its stages. Between rounds a peer is evaluating."""
-
-
-def seconds_by_stage(*rounds: Mapping[str, Any], states: Mapping[str, Sequence[str]] = STAGES) -> dict[str, float]:
-    """Seconds in each state, over the metrics of some rounds."""
-    return {
-        name: float(sum(metrics.get(stage) or 0 for metrics in rounds for stage in stages))
-        for name, stages in states.items()
-    }
 
 
 @dataclass(frozen=True)

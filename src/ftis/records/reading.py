@@ -18,9 +18,8 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import Recipe
-from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, NO_NUMBERS, SAMPLE, UPDATE, by_peer, peer_key
+from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, NO_NUMBERS, SAMPLE, UPDATE, by_peer, peer_key, seconds_by_stage
 from ftis.recipe.arms import Arm, arm_configs
-from ftis.records.events import seconds_by_stage
 from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import RECIPE, Plan, Provenance, provenances, read_plan

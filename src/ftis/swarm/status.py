@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftis.config import PEER_NAME
-from ftis.metric_keys import by_peer
-from ftis.records.events import STAGES, Evaluated, Event, PeerStarted, RoundEnded, seconds_by_stage
+from ftis.metric_keys import STAGES, by_peer, seconds_by_stage
+from ftis.records.events import Evaluated, Event, PeerStarted, RoundEnded
 from ftis.swarm.facts import read_facts
 from ftis.version import VERSION
 

@@ -12,8 +12,8 @@ from typing import Any
 from ftis.check.quantities import counted
 from ftis.diagnosis.standing import standings
 from ftis.diagnosis.troubles import reward_means
-from ftis.metric_keys import DRAW, SAMPLE
-from ftis.records.events import Evaluated, NetworkEvent, PeerFinished, PeerStarted, PeerStopped, seconds_by_stage
+from ftis.metric_keys import DRAW, SAMPLE, seconds_by_stage
+from ftis.records.events import Evaluated, NetworkEvent, PeerFinished, PeerStarted, PeerStopped
 from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
 from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
