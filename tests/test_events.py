@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import typing
 
+import pytest
+
 from ftis.records import events as of
-from ftis.records.events import Event, Place, placed, to_json
+from ftis.records.events import Event, Place, of_json, placed, to_json
 
 PEER = Place("F-TIS", "a", "seed 0 F-TIS")
 LINES: list[tuple[Event, str]] = [
@@ -43,8 +45,17 @@ LINES: list[tuple[Event, str]] = [
 
 def test_an_event_is_a_line_and_every_kind_is_another() -> None:
     assert [json.dumps(to_json(event)) for event, _ in LINES] == [line for _, line in LINES]
+    read = [of_json({"time": "2026-01-01T00:00:00Z", **json.loads(line)}) for _, line in LINES]
+    assert [json.dumps(to_json(event)) for event in read if event] == [line for _, line in LINES]
     assert {type(event) for event, _ in LINES} == set(typing.get_args(Event))
     assert len({event.kind for event, _ in LINES}) == len(LINES)
+
+
+def test_a_line_of_an_unknown_kind_is_no_event_and_one_without_its_fields_is_refused() -> None:
+    assert of_json({"kind": "dance", "step": 1}) is None
+    assert of_json({"step": 1}) is None
+    with pytest.raises(TypeError):
+        of_json({"kind": "start"})
 
 
 def test_a_place_is_completed_on_the_way() -> None:

@@ -214,6 +214,6 @@ def _change(means: Sequence[tuple[int, float]]) -> tuple[float | None, float | N
 
 def _notice(peer: PeerRun, now: float) -> str:
     """The peer's last remark about the network; "" if a round has ended since, or if it is too old or no news."""
-    heard = [event for event in peer.events if event.get("kind") == NetworkEvent.kind][-1:]
-    news = heard and peer.noticed and now - peer.noticed < NOTICE_SECONDS and heard[0].get("what") in NEWS
-    return str(heard[0].get("text", "")) if news else ""
+    heard = [row.event for row in peer.events if isinstance(row.event, NetworkEvent)][-1:]
+    news = heard and peer.noticed and now - peer.noticed < NOTICE_SECONDS and heard[0].what in NEWS
+    return heard[0].text if news else ""

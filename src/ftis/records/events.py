@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
@@ -262,3 +262,19 @@ def to_json(event: Event) -> dict[str, Any]:
     spread_values = getattr(event, spread) if spread else {}
     place = {name: part for name, part in vars(event.place).items() if part}
     return {"kind": event.kind, **values, **spread_values, **place}
+
+
+_KINDS: Mapping[str, type[Event]] = {event.kind: event for event in get_args(Event)}
+
+
+def of_json(line: Mapping[str, Any]) -> Event | None:
+    """The event of a line; None for a line of no known kind. Raises TypeError if a field is missing."""
+    event = _KINDS.get(str(line.get("kind")))
+    if event is None:
+        return None
+    place = {name: line[name] for name in vars(Place()) if name in line}
+    values = {f.name: line[f.name] for f in fields(event) if f.name in line}
+    if spread := _SPREAD.get(event):
+        others = {"kind", "time", *place, *values}
+        values[spread] = {name: value for name, value in line.items() if name not in others}
+    return event(**values, place=Place(**place))

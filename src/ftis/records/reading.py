@@ -20,6 +20,7 @@ from typing import Any
 from ftis.config import Recipe
 from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, NO_NUMBERS, SAMPLE, UPDATE, by_peer, peer_key, seconds_by_stage
 from ftis.recipe.arms import Arm, arm_configs
+from ftis.records.events import Event, of_json
 from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import RECIPE, Plan, Provenance, provenances, read_plan
@@ -99,6 +100,26 @@ class RoundRow:
         return by_peer(self.measures)
 
 
+@dataclass(frozen=True)
+class EventRow:
+    """A line of ``events.jsonl``.
+
+    Attributes:
+        time: as the line writes it.
+        event: None if this version knows no such kind.
+    """
+
+    time: str
+    event: Event | None
+
+    @staticmethod
+    def of(line: Mapping[str, Any]) -> EventRow:
+        """The row of a line. Raises TypeError if the line holds no such row."""
+        _require(line, int, *({"step", "round"} & line.keys()))
+        _require(line, str, *({"text"} & line.keys()))
+        return EventRow(str(line.get("time", "")), of_json(line))
+
+
 def _require(line: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str) -> None:
     for key in keys:
         if not isinstance(line[key], kind):
@@ -126,7 +147,7 @@ class PeerRun:
         self.directory, self.name = directory, directory.name
         self._metrics = Lines(directory / METRICS, RoundRow.of, most)
         self._evaluations = Lines(directory / EVALUATIONS, EvaluationRow.of, most and 512)
-        self._events = Lines(directory / EVENTS, any_row, most and 64)
+        self._events = Lines(directory / EVENTS, EventRow.of, most and 64)
         self._spent: dict[int, tuple[int, float]] = {}
 
     @staticmethod
@@ -159,8 +180,8 @@ class PeerRun:
         return self._evaluations.rows
 
     @property
-    def events(self) -> Sequence[Mapping[str, Any]]:
-        """The events that the peer noticed, as the lines of events.jsonl."""
+    def events(self) -> Sequence[EventRow]:
+        """The events that the peer noticed."""
         return self._events.rows
 
     @property

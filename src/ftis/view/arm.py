@@ -5,15 +5,14 @@ The live page and the static report lay out the same values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ftis.check.quantities import counted
 from ftis.diagnosis.standing import standings
 from ftis.diagnosis.troubles import reward_means
 from ftis.metric_keys import DRAW, SAMPLE, seconds_by_stage
-from ftis.records.events import Evaluated, NetworkEvent, PeerFinished, PeerStarted, PeerStopped
+from ftis.records.events import Evaluated, Event, NetworkEvent, PeerFinished, PeerStarted, PeerStopped
 from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
 from ftis.view.charts import ROUND, Chart, Series, chart
 from ftis.view.completions import latest
@@ -153,31 +152,28 @@ def events(arm: ArmOfRun) -> list[EventLine] | None:
     found: list[tuple[str, int, EventLine]] = []
     for name, peer in arm.peers.items():
         for row in peer.events:
-            text = _in_words(row, arm.rounds)
+            after, text = _in_words(row.event, arm.rounds)
             if text:
-                when, after = str(row.get("time", "")), int(row.get("step", row.get("round", 0)) or 0)
-                found.append((when, after, EventLine(when, name, text[:LONGEST_EVENT])))
+                found.append((row.time, after, EventLine(row.time, name, text[:LONGEST_EVENT])))
     found.sort(key=lambda event: event[:2], reverse=True)
     return [line for _, _, line in found[:LAST_EVENTS]] or None
 
 
-def _in_words(row: Mapping[str, Any], rounds: int) -> str:
-    step = row.get("step", 0)
-    match row.get("kind"):
-        case NetworkEvent.kind:
-            return str(row.get("text", ""))
-        case PeerStarted.kind:
-            return f"ready, {step} of {counted(rounds, 'round')} finished"
-        case Evaluated.kind:
-            others = ("time", "kind", "step", "reward_std")
-            splits = {k: v for k, v in row.items() if k not in others and isinstance(v, float)}
-            each = ", ".join(f"{split} {accuracy:.3f}" for split, accuracy in splits.items())
-            return f"evaluated: {each} after {counted(int(step), 'round')}"
-        case PeerStopped.kind:
-            return f"stopped after {counted(int(step), 'round')}, as it was asked to"
-        case PeerFinished.kind:
-            return f"finished its last round, {step}"
-    return ""
+def _in_words(event: Event | None, rounds: int) -> tuple[int, str]:
+    """The round of an event, and its text; "" if a page does not show it."""
+    match event:
+        case NetworkEvent(text=text, round=round):
+            return round, text
+        case PeerStarted(step):
+            return step, f"ready, {step} of {counted(rounds, 'round')} finished"
+        case Evaluated(step, accuracies):
+            each = ", ".join(f"{split} {value:.3f}" for split, value in accuracies.items() if isinstance(value, float))
+            return step, f"evaluated: {each} after {counted(step, 'round')}"
+        case PeerStopped(step):
+            return step, f"stopped after {counted(step, 'round')}, as it was asked to"
+        case PeerFinished(step):
+            return step, f"finished its last round, {step}"
+    return 0, ""
 
 
 def sections_of(arm: ArmOfRun, seen: Glance) -> dict[str, tuple[str, Callable[[], object]]]:
