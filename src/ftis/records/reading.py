@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -45,17 +45,21 @@ SHOWN = (
 class EvaluationRow:
     """A line of ``evaluations.jsonl``: the mean reward of greedy completions on one split after ``step`` rounds.
 
+    The fields are the line's keys, in its order.
+
     Attributes:
         accuracy: for rewards 0 and 1 greedy pass@1.
         reward_std: the standard deviation of the problems' rewards; None: these are 0 and 1.
+        mean_length: tokens of a completion.
     """
 
     step: int
     split: str
     accuracy: float
     problems: int
-    seconds: float = 0.0
     reward_std: float | None = None
+    mean_length: float | None = None
+    seconds: float = 0.0
 
     @property
     def error(self) -> float:
@@ -66,12 +70,11 @@ class EvaluationRow:
     @staticmethod
     def of(line: Mapping[str, Any]) -> EvaluationRow:
         """The row of a line. Raises KeyError or TypeError if the line holds no such row."""
-        line = {"seconds": 0.0, "reward_std": None, **line}
+        line = {"reward_std": None, "mean_length": None, "seconds": 0.0, **line, "split": str(line["split"])}
         _require(line, int, "step", "problems")
         _require(line, NUMBER, "accuracy", "seconds")
-        _require(line, NUMBER_OR_NONE, "reward_std")
-        keys = ("accuracy", "problems", "seconds", "reward_std")
-        return EvaluationRow(line["step"], str(line["split"]), *(line[key] for key in keys))
+        _require(line, NUMBER_OR_NONE, "reward_std", "mean_length")
+        return EvaluationRow(**{known.name: line[known.name] for known in fields(EvaluationRow)})
 
 
 @dataclass(frozen=True, eq=False)  # equal to itself alone, so that something can be remembered about it

@@ -29,7 +29,7 @@ from ftis.records.events import (
     Stopped,
 )
 from ftis.records.files import checkpoint_path, saved_steps
-from ftis.records.reading import PeerRun
+from ftis.records.reading import EvaluationRow, PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward
 from ftis.rewards.scoring import WeightedScorer
@@ -233,16 +233,16 @@ class Trainer:
         for split, exam in splits.items():
             began = time.monotonic()
             evaluations[split] = evaluation = exam.greedy()
-            summary = {
-                "step": step,
-                "split": split,
-                "accuracy": evaluation.accuracy,
-                "problems": len(evaluation.problems),
-                "reward_std": evaluation.reward_std,
-                "mean_length": evaluation.mean_length,
-                "seconds": time.monotonic() - began,
-            }
-            self.records.evaluation(summary, [vars(answered) for answered in evaluation.problems])
+            row = EvaluationRow(
+                step=step,
+                split=split,
+                accuracy=evaluation.accuracy,
+                problems=len(evaluation.problems),
+                reward_std=evaluation.reward_std,
+                mean_length=evaluation.mean_length,
+                seconds=time.monotonic() - began,
+            )
+            self.records.evaluation(vars(row), [vars(answered) for answered in evaluation.problems])
         first = next(iter(evaluations.values()))
         accuracies = {split: evaluation.accuracy for split, evaluation in evaluations.items()}
         return Evaluated(step, accuracies, problems=len(first.problems), reward_std=first.reward_std)
