@@ -50,6 +50,13 @@ OneOrMore = Annotated[
 Place = Annotated[str, AfterValidator(os.path.expanduser)]
 """A path, in which ``~`` becomes the home directory, or a name such as a Hub id."""
 PEER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def as_name(text: str) -> str:
+    """A text in the letters of :data:`PEER_NAME`, however long; "" if it has none to begin with."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("_.-")
+
+
 Name = Annotated[str, Field(pattern=f"^{PEER_NAME.pattern}$")]
 Positive = Annotated[int, Field(ge=1)]
 LARGEST_SHARE = 3

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ftis.check.rates import first_rate
+from ftis.config import as_name
 from ftis.draft.problems import Problems
 from ftis.engines.devices import device_kind
 from ftis.engines.models import load_tokenizer
@@ -119,7 +120,7 @@ def _names(peers: Sequence[tuple[str, Train]]) -> list[str]:
     """A name for each peer, from its model's."""
     names: list[str] = []
     for model, how in peers:
-        last = re.sub(r"[^A-Za-z0-9_.-]", "-", re.split(r"[/:]", model.rstrip("/"))[-1]).lstrip("_.-")[:48]
+        last = as_name(re.split(r"[/:]", model.rstrip("/"))[-1])[:48]
         name = f"{last or 'peer'}{'-lora' if how == 'lora' else ''}"
         numbered = [name, *(f"{name}-{n}" for n in range(2, len(peers) + 1))]
         names.append(next(one for one in numbered if one not in names))

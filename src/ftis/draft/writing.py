@@ -12,7 +12,7 @@ from typing import Any
 
 from ftis.check.estimate import totals
 from ftis.check.plan import remarks
-from ftis.config import RecipeError
+from ftis.config import RecipeError, as_name
 from ftis.draft.problems import Problems
 from ftis.draft.sections import Line, Section, Train, sections_of
 from ftis.machine.resources import nearest_existing
@@ -51,7 +51,7 @@ def begin(
     Raises:
         FtisError: a file is there already, or the recipe cannot run; then nothing is left behind.
     """
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.resolve().name).lstrip("_.-")[:48] or "mine"
+    name = as_name(directory.resolve().name)[:48] or "mine"
     module = re.sub(r"\W", "_", f"_{name}_reward" if name[0].isdigit() else f"{name}_reward")
     recipe = directory / "recipe.toml"
     files = [recipe, *[directory / f"{module}.py"] * (reward == "own")]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from ftis.config import ArmConfig, Recipe, RunError
+from ftis.config import ArmConfig, Recipe, RunError, as_name
 from ftis.recipe.parsing import with_arm
 
 
@@ -53,8 +52,7 @@ class Arm:
 
 def arm_configs(recipe: Recipe) -> tuple[ArmConfig, ...]:
     """The recipe's arms. A recipe without arms is one arm, named after its objective."""
-    fit = re.sub(r"[^A-Za-z0-9_.-]", "-", recipe.objective.name)[-64:].lstrip("_.-")
-    return recipe.arms or (ArmConfig(name=fit or "objective"),)
+    return recipe.arms or (ArmConfig(name=as_name(recipe.objective.name[-64:]) or "objective"),)
 
 
 def arms_of(recipe: Recipe, only: tuple[str, ...] = ()) -> list[Arm]:
