@@ -42,7 +42,7 @@ from ftis.swarm.manifest import Assembly, Manifest
 from ftis.swarm.offers import OfferCheck
 from ftis.swarm.outbox import Outbox
 from ftis.swarm.rounds import CATCH_UP_SECONDS, GRACE_SECONDS, KEEP_ROUNDS, Announce, Ask, Decision, Rounds
-from ftis.swarm.session import BLOCK, Question, open_session
+from ftis.swarm.session import BLOCK, Question, key_of, open_session
 from ftis.swarm.shares import Share
 from ftis.swarm.status import Status
 
@@ -133,8 +133,8 @@ class NetworkExchange:
         self._declared = [
             self._answer(f"ftis/{self.run}/blob/{self.peer}/*/*", self._answer_blob),
             self._answer(f"ftis/{self.run}/man/{self.peer}/*", self._answer_manifests),
-            self._answer(f"ftis/facts/{self.recipe.name}/{self.peer}", self._answer_facts),
-            self._answer(f"ftis/status/{self.recipe.name}/{self.peer}", self._answer_status),
+            self._answer(key_of("facts", self.recipe.name, self.peer), self._answer_facts),
+            self._answer(key_of("status", self.recipe.name, self.peer), self._answer_status),
             self.session.declare_subscriber(
                 f"ftis/{self.run}/man/*/*", self._hear_manifest, allowed_origin=zenoh.Locality.REMOTE
             ),
@@ -393,7 +393,7 @@ class NetworkExchange:
             return
         self._compared = now
         with suppress(zenoh.ZError):
-            Question(self.session, f"ftis/facts/{self.recipe.name}/*", FACTS_SECONDS, self._hear_facts, self._tell)
+            Question(self.session, key_of("facts", self.recipe.name), FACTS_SECONDS, self._hear_facts, self._tell)
 
     def _hear_facts(self, sample: zenoh.Sample) -> bool:
         theirs, peer = read_facts(sample.payload.to_bytes()), str(sample.key_expr).rpartition("/")[2]
@@ -447,12 +447,12 @@ class NetworkExchange:
             query.reply(f"ftis/{self.run}/man/{self.peer}/{round}", document, attachment=seal)
 
     def _answer_facts(self, query: zenoh.Query) -> None:
-        query.reply(f"ftis/facts/{self.recipe.name}/{self.peer}", json.dumps(self.facts))
+        query.reply(key_of("facts", self.recipe.name, self.peer), json.dumps(self.facts))
 
     def _answer_status(self, query: zenoh.Query) -> None:
         with self.changed:
             live = self.rounds.live
-        query.reply(f"ftis/status/{self.recipe.name}/{self.peer}", self.status.stated(live))
+        query.reply(key_of("status", self.recipe.name, self.peer), self.status.stated(live))
 
 
 def _peer_and_round(key: str) -> tuple[str, int]:

@@ -193,8 +193,13 @@ class Question:
             self._end()
 
 
+def key_of(subject: str, recipe: str = "*", peer: str = "*") -> str:
+    """The key of a peer's ``facts`` or ``status``; by default of all."""
+    return f"ftis/{subject}/{recipe}/{peer}"
+
+
 def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
     """The status of each reachable peer of any run, as it says itself."""
-    replies = ask_everybody(session, "ftis/status/*/*", seconds=1.0)
+    replies = ask_everybody(session, key_of("status"), seconds=1.0)
     found = (read_status(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None)
     return sorted(filter(None, found), key=lambda status: (str(status.get("name")), str(status.get("peer"))))
