@@ -152,9 +152,11 @@ def test_reports_of_what_is_unfinished_old_joined_or_large(tmp_path: Path) -> No
     assert "One seed cannot tell a gain from luck" in text
     provenance = json.loads((old / "provenance.json").read_text())
     later = {**provenance, "modules": {"my_rewards": "b" * 64}}
-    earlier = {**provenance, "modules": {"my_rewards": "a" * 64}, "continued": [later]}
+    earlier = {**provenance, "modules": {"my_rewards": "a" * 64}, "continued": [later], "rollbacks": [{"to": 2}]}
     (old / "provenance.json").write_text(json.dumps(earlier))
-    assert "my_rewards aaaaaaaa; my_rewards bbbbbbbb" in report(old)
+    text = report(old)
+    assert "my_rewards aaaaaaaa; my_rewards bbbbbbbb" in text
+    assert "Went back" in text
 
     peer = joined(tmp_path / "joined", Scene(tmp_path / "joined", arms=({"name": "F-TIS"},), ood=False))
     text = report(peer)

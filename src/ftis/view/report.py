@@ -108,6 +108,7 @@ def _what_was_run(study: Study) -> WhatWasRun:
         for p in recipe.peers
     ]
     starters = {name: made for part in study.provenances for name, made in part.get("starters", {}).items()}
+    returns = [f"to step {one.get('to')}" for part in study.provenances for one in part.get("rollbacks", ())]
     facts = [
         ("Peers", "; ".join(peers)),
         ("Tasks", ", ".join([recipe.task.name, *(f"{task.name} (out of distribution)" for task in recipe.ood)])),
@@ -120,6 +121,7 @@ def _what_was_run(study: Study) -> WhatWasRun:
         *((f"Arm {arm.name}", _arm_in_words(arm)) for arm in study.arms),
         ("Seeds", ", ".join(map(str, study.runs))),
         ("Started", min((str(part["started"]) for part in study.provenances if "started" in part), default="–")),
+        *([("Went back", ", ".join(returns))] if returns else []),
         *((f"Starter {name}", str(made)) for name, made in starters.items()),
         ("Commit", _each(study, lambda part: part.get("commit") or "")),
         ("Modules of one's own", _each(study, _modules)),
