@@ -182,6 +182,20 @@ class NoRegret(Selection):
         place = f"{self.own} goes back to step {self.back_to}" if self.back_to >= 0 else f"{self.own} stays"
         self.remarks.append(f"{fell}. {place} and learns alone for {self.left} rounds")
 
+    def went_back(self, step: int, ahead: bool) -> None:
+        """Note that the learner went back after ``step`` rounds, and will save the weights that it went back to.
+
+        Args:
+            ahead: whether it had sampled the next round before, which it samples again.
+        """
+        self.best = step
+        if ahead:
+            self.remarks.append(f"round {step + 1} is sampled again, by the weights of step {self.back_to}")
+
+    def could_not_go_back(self) -> None:
+        """Note that the checkpoint is gone."""
+        self.remarks.append(f"there is no checkpoint-{self.back_to} any more, so the weights stay")
+
     def _suspect(self) -> str | None:
         """The sender that alone was learned from when the fall began, and since then; None if that is not certain."""
         names: set[str] = set()

@@ -174,14 +174,12 @@ class Trainer:
         if guard is None or guard.back_to is None or guard.back_to < 0:
             return
         if guard.back_to and guard.back_to not in saved_steps(self.records.directory):
-            guard.remarks.append(f"there is no checkpoint-{guard.back_to} any more, so the weights stay")
+            guard.could_not_go_back()
             return
         checkpoint.hand_over(self.policy_of(guard.back_to), peer.policy)
         peer.sampler.weights_moved(peer.policy)
-        guard.best = peer.member.cursor.step  # the same weights, saved in a moment
-        if peer.ahead is not None:
-            peer.ahead = None
-            guard.remarks.append(f"round {guard.best + 1} is sampled again, by the weights of step {guard.back_to}")
+        guard.went_back(peer.member.cursor.step, ahead=peer.ahead is not None)
+        peer.ahead = None
 
     def report_guard(self, say: Say) -> None:
         """Report the guard's decisions in this round."""
