@@ -312,7 +312,7 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
         for round in range(first, last):
             staleness = recorded[round + 1].get("sampling/staleness", 0)
             record = replay_round(peer, round, recording.batch(peer, round), staleness)
-            record.metrics.update(_not_replayed(recorded[round + 1]))
+            record = record.with_more(_not_replayed(recorded[round + 1]))
             trainer.go_back()
             trainer.record(record, say)
             trainer.report_guard(say)

@@ -50,7 +50,7 @@ def peer_of(place: Path, models: dict[str, Path], **more: Any) -> Peer:
     return assemble(recipe_in(place, models, peers="a", **more), "a", place).peer
 
 
-def finish(peer: Peer, round: int) -> dict[str, Any]:
+def finish(peer: Peer, round: int) -> Mapping[str, Any]:
     return peer.finish(round, Collected({})).metrics
 
 

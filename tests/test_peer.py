@@ -59,7 +59,7 @@ def make_peer(tiny_model_dir: TinyModelDir, tmp_path: Path) -> MakePeer:
     return make
 
 
-def whole_round(peer: Peer, round: int) -> dict[str, Any]:
+def whole_round(peer: Peer, round: int) -> Mapping[str, Any]:
     """The metrics of a round in which nobody else takes part."""
     peer.begin(round)
     return peer.finish(round, Collected({})).metrics

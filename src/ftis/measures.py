@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -69,8 +69,12 @@ class RoundRecord:
         rollouts: the columns of :data:`ftis.records.rollouts.ROLLOUTS`.
     """
 
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Any]
     rollouts: Mapping[str, Any]
+
+    def with_more(self, metrics: Mapping[str, Any]) -> RoundRecord:
+        """The record with these metrics, in the place of those of the same key."""
+        return replace(self, metrics={**self.metrics, **metrics})
 
 
 def round_record(

@@ -55,13 +55,12 @@ def drawing_copy(sampler: Sampler) -> Copied | None:
     return inner if isinstance(inner, Copied) and inner.engine.draws_alone else None
 
 
-def count_draw(metrics: dict[str, Any], drawing: Drawing) -> None:
+def with_draw(record: RoundRecord, drawing: Drawing) -> RoundRecord:
     """Count as sampling the seconds in which a round did nothing but wait for a draw; add the draw's own seconds."""
-    waited = drawing.sampler.waited
-    metrics[WAIT] -= drawing.started
-    metrics[UPDATE] -= waited
-    metrics[SAMPLE] += drawing.started + waited
-    metrics[DRAW] = drawing.sampler.drew
+    metrics, waited = record.metrics, drawing.sampler.waited
+    sampling = metrics[SAMPLE] + (drawing.started + waited)
+    less = {WAIT: metrics[WAIT] - drawing.started, UPDATE: metrics[UPDATE] - waited}
+    return record.with_more({**less, SAMPLE: sampling, DRAW: drawing.sampler.drew})
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Trainer:
                 try:
                     if drawing is not None:
                         peer.ahead = self.scored(round + 1, drawing.groups.result())
-                        count_draw(record.metrics, drawing)
+                        record = with_draw(record, drawing)
                 finally:  # the round is finished, also if the draw of the next one failed
                     self.go_back()  # before anybody copies the weights
                     self.record(record, say)
@@ -196,7 +195,7 @@ class Trainer:
     def record(self, record: RoundRecord, say: Say) -> None:
         """Record a finished round."""
         peer = self.peer
-        record.metrics.update(parts_of_reward(peer.recipe, peer.member.task, peer.name, record.rollouts))
+        more: dict[str, Any] = parts_of_reward(peer.recipe, peer.member.task, peer.name, record.rollouts)
         if isinstance(score := peer.member.admitter.score, WeightedScorer):
             table = record.rollouts
             rows = zip(table["source"], table["question"], table["completion"], strict=True)
@@ -204,9 +203,10 @@ class Trainer:
             prompts = peer.member.task.train
             ahead = {(prompts[s.group.item].question, text) for s in kept for text in s.completions}
             own = [(asked, text) for source, asked, text in rows if source == peer.name]
-            record.metrics.update(score.means(own, ahead))
+            more |= score.means(own, ahead)
         if memory := peak_bytes(peer.policy.device):
-            record.metrics["peak_memory"] = memory
+            more["peak_memory"] = memory
+        record = record.with_more(more)
         self.records.round(record)
         peer.learning = False
         self.records.report(record.metrics)

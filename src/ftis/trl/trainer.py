@@ -505,8 +505,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _record(self, update: Update) -> None:
         heard, clock, rate = self._heard, self._clock, self._get_learning_rate()
         record = self.member.record(self._judged, self._chosen, update, heard, clock, rate, self.policy.end_ids)
-        for key in [key for key in record.metrics if key == "grad_norm" or "clip_ratio/" in key]:
-            del record.metrics[key]  # TRL clips, and logs it
+        of_trl = {key for key in record.metrics if key == "grad_norm" or "clip_ratio/" in key}  # it clips, and logs it
+        record = replace(record, metrics={k: v for k, v in record.metrics.items() if k not in of_trl})
         self._records.round(record)
         self._round_said(RoundEnded(record.metrics))
         for key, value in record.metrics.items():
