@@ -42,7 +42,7 @@ class OwnOld(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A batch and its values under π_old. With ``IN_STEP``, own rollouts have log π_gen for log π_old until the step.
+    """A batch and its values under π_old. With ``IN_STEP``, log π_gen stands for own log π_old until the step.
 
     Attributes:
         advantage_N: float32 [N].

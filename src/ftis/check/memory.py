@@ -45,9 +45,9 @@ some rows are run."""
 
 
 def likely_signal(groups: int, rounds: int) -> float:
-    """The likely fraction of groups with signal in the round, of ``rounds``, that has most of them.
+    """The likely fraction of groups with signal in the fullest of ``rounds`` rounds.
 
-    It is the median of the largest of ``rounds`` draws from a binomial distribution over a round's groups.
+    It is the median of the largest of so many draws from a binomial distribution over a round's groups.
     """
     reached_K = bdtr(np.arange(groups + 1), groups, LIKELY_SIGNAL)  # the probability of at most k of them
     return int(np.argmax(reached_K >= 0.5 ** (1 / rounds))) / groups

@@ -43,9 +43,9 @@ from ftis.schedule import assigned
 SHOWN = 3
 """Completions that are shown of each peer."""
 QUICK = 10.0
-"""Seconds of sampling the first group. If it takes less, half of the groups and then all are sampled and learned from,
-and a line goes through both times. Otherwise the other groups are sampled, and the first alone is learned from: a start
-is then a small part."""
+"""The seconds within which a first group is sampled quickly. Then half of the groups, and all, are sampled and learned
+from, with a line through the two times. Otherwise the others are sampled once, and the first alone is learned from: a
+start is then a small part of the time."""
 LEARNING = 4
 """For the time left, learning from a group counts as sampling so many: SmolLM2's takes 3 to 5 times as long."""
 AGAIN = 4

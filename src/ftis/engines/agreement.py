@@ -50,10 +50,10 @@ PEAK = 10
 SLIGHT = 0.1
 """In bfloat16, the root mean square of a row's differences that passes without a look at rounding."""
 AT_LEAST = 24
-"""If one of a run's first rows exceeds :data:`SLIGHT` in bfloat16, each counts as if it had at least this many tokens,
-the added ones agreeing. A single token then reaches it at half a nat, in a long row at one (:data:`PEAK`). As they are,
-one in 20 answers of three tokens by SmolLM2-135M exceeds it, and one in 7 of 2 to 21 by Gemma 3 270M. None of the
-latter's 192 does if they count as 24."""
+"""The least tokens that a row counts as in bfloat16, once one of a run's first rows exceeds :data:`SLIGHT`: tokens
+without a difference are added. A single token then exceeds it from half a nat on, or in a long row from one nat on
+(:data:`PEAK`). Without added tokens one in 20 answers of three tokens by SmolLM2-135M exceeds it, and one in 7 of 2 to
+21 tokens by Gemma 3 270M. With them none of Gemma's 192 does."""
 TRIED = 8
 """The tokens that are drawn of each prompt of a trial."""
 TRIED_TOKENS = {"cpu": 2**13, "cuda": 2**16}

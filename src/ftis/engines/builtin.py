@@ -1,9 +1,9 @@
 """The built-in sampler, for decoders with full attention, or within a sliding window, in every layer.
 
 It prefills each prompt once per group, and a long beginning that all prompts share once. It keeps keys and values in
-preallocated slots, drops finished rows from the batch, refills it with waiting prompts, and takes decoding steps in
-few operations (:mod:`ftis.engines.decoder`). If the model allows no such steps, transformers' ``generate`` draws rows
-that reach beyond a window.
+preallocated slots, drops finished rows from the batch and refills it with waiting prompts. For most models a decoding
+step takes few operations (:mod:`ftis.engines.decoder`). For the others transformers' ``generate`` draws all rows, if
+some may reach beyond a window.
 """
 
 from __future__ import annotations

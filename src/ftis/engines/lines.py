@@ -45,7 +45,7 @@ class Line:
     Attributes:
         input_ids_1S: int64.
         position_1S: int64, each token's position in its rows.
-        token_nL: int64, the token at each place of the rows; any token beyond a row's end.
+        token_nL: int64, the index in the line of the token at each place of the rows; 0 beyond a row's end.
         place_S: int64, the first place of each token, counted through all rows.
         source_Q: int64, the tokens that predict a completion token; a prompt's last token predicts several.
         source_M: int64, the index in ``source_Q`` of the token that predicts each completion token, row after row.

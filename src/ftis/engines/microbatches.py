@@ -30,7 +30,7 @@ MOST_TOKENS = {"cpu": 16384, "cuda": 32768}
 
 @dataclass(frozen=True)
 class Microbatches:
-    """A :data:`~ftis.policy.TokenSplit` for a model that runs each distinct prompt once, or the prompt of each row.
+    """The :data:`~ftis.policy.TokenSplit` of least cost for a model that runs each prompt once, or once per row.
 
     Attributes:
         padding_cost: of a padded place, in tokens. Below 1 a micro-batch has each distinct prompt once, and

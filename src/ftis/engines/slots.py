@@ -19,7 +19,7 @@ from ftis.policy import Policy
 from ftis.rollouts import Ints
 
 PREFILL_PARTS = 16
-"""The share of a device's working bytes for activations while prompts are prefilled: one part in so many."""
+"""The parts of a device's working bytes, one of them for activations while prompts are prefilled."""
 
 
 def cached_number(compute_dtype: torch.dtype, slots: bool) -> int:
@@ -225,7 +225,7 @@ class KeptRows:
         self.lengths = sorted({len(rows[n]) for _, _, n in places}, reverse=True)
 
     def find(self, prompts: Sequence[Ints]) -> list[tuple[int, int, int]] | None:
-        """The part and the row that begin each prompt, and how many tokens have keys. None: one has no such row."""
+        """The longest row that begins each prompt: its part, place and tokens with keys; None if one has none."""
         found = []
         for ids in prompts:
             begun = (n for n in self.lengths if n <= len(ids) and ids[:n].tobytes() in self.place)

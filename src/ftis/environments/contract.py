@@ -71,7 +71,7 @@ class Actions(NamedTuple):
     known: int = 0
     """The number of turns that an earlier play has timed. The machine may be slower now, so they have no limit."""
     overdue: bool = False
-    """Whether the last of these took too long. It is not played again."""
+    """Whether the last of these turns took too long in an earlier play. It is not played again."""
 
 
 @dataclass(frozen=True)

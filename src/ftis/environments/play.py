@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """A model's actions. With the answers they have at most ``room`` tokens, except in others' text (``heard``)."""
+    """A completion's actions. Turns and answers have at most ``room`` tokens, or more if others' text was ``heard``."""
 
     actions: Actions
     turns: list[Turn]

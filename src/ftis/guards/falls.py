@@ -46,7 +46,7 @@ class FallTest:
 
     Args:
         margin: as a part of the range of rewards, above 0.
-        shortest: groups of a round → the shortest of three windows w that begin with it, in rounds.
+        shortest: groups of A's first round → the least w. Two more are multiples of it (:data:`TIMES`).
 
     Attributes:
         low, high: the range of rewards.

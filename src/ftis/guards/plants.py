@@ -35,7 +35,7 @@ UNHELD = 16
 
 
 class Found(NamedTuple):
-    """The longest of the n-grams that own answers took up in a round and that the same senders brought.
+    """The longest of a round's newly found n-grams that one set of senders brought.
 
     Attributes:
         ids: its tokens.

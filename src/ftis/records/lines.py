@@ -47,8 +47,8 @@ class Lines(Generic[Row]):
 
     Args:
         understand: makes a row from a line's object; ``KeyError``, ``TypeError`` and ``ValueError`` reject the line.
-        most: follow the file, and keep so many rows, twice as many at times: the last ones, and others at equal
-            distances before them. None keeps all rows.
+        most: follow the file, and keep about so many rows, at most twice as many: the last ones, and one in every so
+            many before them. None keeps all rows.
 
     Attributes:
         rows: the rows in the file's order.
@@ -137,7 +137,7 @@ class Lines(Generic[Row]):
         self.rows = [row for _, row in self._kept]
 
     def _thin(self, numbered: list[tuple[int, T]]) -> list[tuple[int, T]]:
-        """The last of a followed file's lines or rows and, before these, the first of every ``self._every``."""
+        """Thin too many lines or rows of a followed file to the last ones and one in ``self._every`` of the others."""
         if self._most is None or len(numbered) <= 2 * self._most:
             return numbered
         self.thinned = True

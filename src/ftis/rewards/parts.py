@@ -27,8 +27,8 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
     """``format_right`` and ``answer_right``: shares of own completions; empty under another reward, or an environment.
 
     With a ``format_weight`` w < 1, reward r and format f (0 or 1), an answer's score is (r − w f) / (1 − w). Without
-    it, the score is r if the format is right. Some answers are graded again, as the reward does not depend on them:
-    those in a wrong format, and all if their weight is 0.
+    w the score is r. Answers with a score that r does not show are graded again: all with w = 1, and without w those
+    that lack their tags.
 
     Args:
         own: the peer's name.

@@ -17,8 +17,8 @@ class Other:
         gone_since: the time at which the last sign of either kind went away.
         met: whether it was ever present.
         done: whether it ever showed a sign that it has finished.
-        refused: round -> the life in which the peer signed two different offers for it, or one that is too large. A
-            later life may offer again.
+        refused: by round, the life in which the peer signed two different offers or one too large. Its offer in a later
+            life may stand.
         corrupt: rounds for which contents came that it did not sign. This peer asks again, since anybody may have sent
             them.
         contents: the messages that came, by round, until they are handed on.

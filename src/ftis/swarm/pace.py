@@ -33,7 +33,7 @@ class Pace:
 
     Attributes:
         patience: multiples of the median delivery time.
-        changes: peers, and whether each is waited for from now on; the reader of these clears them.
+        changes: peers that are waited for again (True) or no longer (False). The reader clears the list.
         began: the end of the round before.
         since: this peer's own delivery.
         seen: the first time that each peer was there; a peer's first round begins with it.

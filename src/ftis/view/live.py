@@ -64,7 +64,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Made:
-    """The content of a page now, not yet drawn. If it is ``about`` another subject, all sections are drawn again."""
+    """A page's content now, before it is drawn. A new subject, ``about``, makes all sections be drawn again."""
 
     about: object
     changed: bool

@@ -132,7 +132,7 @@ def _what_was_run(study: Study) -> WhatWasRun:
 
 
 def _each(study: Study, text_of: Callable[[Provenance], str]) -> str:
-    """The different values that ``of`` finds in the provenances, each once.
+    """The texts of a study's provenances, each different one once; "–" without any.
 
     A run can have several: its rounds may have been trained with different code or on different machines.
     """
