@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ftis.check.advice import WITH_EXAMPLES
+from ftis.check.advice import easy_lines
 from ftis.check.preflight import Sounding, preflight
 from ftis.comparison.summary import summarise
 from ftis.experiment.runs import run
@@ -73,7 +73,7 @@ WITHOUT_TAGS = """
   [reward]
   extract = "last_number"
 """
-EASY_FORMATS = {"with examples": WITH_EXAMPLES, "without tags": WITHOUT_TAGS}
+EASY_FORMATS = {"with examples": easy_lines(None, as_numbers=True), "without tags": WITHOUT_TAGS}
 """The part of a recipe that preflight prints, and another."""
 
 

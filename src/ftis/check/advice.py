@@ -6,7 +6,6 @@ import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -23,38 +22,6 @@ ENOUGH = 0.25
 
 BELOW = "as below"
 """The words by which advice refers to :func:`easy_format`."""
-WITH_EXAMPLES = """\
-  [prompt]
-  system_prompt = ""
-  chat_template = "never"
-  template = "Question: {question}\\nAnswer:"
-  [[prompt.examples]]    # two or three, in the task's own words
-  question = "3 + 4 ="
-  completion = " 7"
-  [reward]
-  extract = "last_number"
-  answer = "number"
-  [sampling]
-  stop = ["\\n"]
-"""
-"""A part of a recipe in which small pretrained models earn a first reward."""
-AS_NUMBERS = '  answer = "number"\n'
-"""Its line for a task that by itself compares answers as text or as mathematics."""
-IN_A_BOX = """\
-  [prompt]
-  system_prompt = ""
-  chat_template = "never"
-  template = "Question: {question}\\nAnswer:"
-  prefill = " \\\\boxed{"
-  [[prompt.examples]]    # two or three; this is a problem of the task
-  question = $question
-  completion = $completion
-  [reward]
-  extract = "boxed"
-  [sampling]
-  stop = [$stop]
-"""
-"""The same for answers that are not numbers. The prompt begins the answer, so that the model writes the format."""
 
 
 @dataclass(frozen=True)
@@ -153,16 +120,37 @@ def easy_format(recipe: Recipe, example: Sequence[str] | None, compared: str | N
     if not is_built_in(recipe.reward) or _asks_plainly(recipe, example):  # a user's reward reads answers in its own way
         return ""
     what = "shown how in plain text, and stopped where the next problem would begin"
-    lines = _in_a_box(*example) if example else WITH_EXAMPLES
-    if recipe.reward.answer != "auto" or compared not in ("exact", "math"):  # already as numbers, or in another way
-        lines = lines.replace(AS_NUMBERS, "")
+    text_or_formula = recipe.reward.answer == "auto" and compared in ("exact", "math")
+    lines = easy_lines(example, as_numbers=text_or_formula and not example)
     return f"{what} (each line goes into the recipe's own section of that name):\n{lines}"
 
 
-def _in_a_box(question: str, answer: str) -> str:
+def easy_lines(example: Sequence[str] | None, as_numbers: bool) -> str:
+    """A part of a recipe in which small pretrained models earn a first reward.
+
+    Args:
+        example: a problem and its answer, which is boxed; None: answers are numbers.
+        as_numbers: whether to compare them as numbers, for a task that by itself does not.
+    """
+    question, answer = example or ("3 + 4 =", "7")
+    shown = {"question": question, "completion": f" \\boxed{{{answer}}}" if example else f" {answer}"}
     stop = "\nQuestion:" if "\n" in answer else "\n"
-    texts = {"question": question, "completion": f" \\boxed{{{answer}}}", "stop": stop}
-    return Template(IN_A_BOX).substitute({key: json.dumps(text, ensure_ascii=False) for key, text in texts.items()})
+    about = "; this is a problem of the task" if example else ", in the task's own words"
+    lines = [
+        "[prompt]",
+        'system_prompt = ""',
+        'chat_template = "never"',
+        'template = "Question: {question}\\nAnswer:"',
+        *([r'prefill = " \\boxed{"'] if example else []),  # the model then writes the format
+        f"[[prompt.examples]]    # two or three{about}",
+        *(f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in shown.items()),
+        "[reward]",
+        f'extract = "{_extract(example)}"',
+        *(['answer = "number"'] if as_numbers else []),
+        "[sampling]",
+        f"stop = [{json.dumps(stop)}]",
+    ]
+    return "".join(f"  {line}\n" for line in lines)
 
 
 def _drawn(recipe: Recipe) -> str:
@@ -173,9 +161,12 @@ def _shows(recipe: Recipe) -> bool:
     return bool(recipe.prompt.examples) and recipe.prompt.chat_template == "never"
 
 
+def _extract(example: Sequence[str] | None) -> str:
+    return "boxed" if example else "last_number"
+
+
 def _asks_plainly(recipe: Recipe, example: Sequence[str] | None) -> bool:
-    extract = "boxed" if example else "last_number"
-    return _shows(recipe) and not recipe.prompt.system_prompt and recipe.reward.extract == extract
+    return _shows(recipe) and not recipe.prompt.system_prompt and recipe.reward.extract == _extract(example)
 
 
 def _easier(recipe: Recipe, outcome: Outcome, more: str = "") -> str:
