@@ -83,7 +83,7 @@ ADVICE: list[tuple[Sounding, RewardConfig, list[str]]] = [
     (sounding(SOME, formats=0), TAGS, []),
     (sounding(NONE, formats=1), TAGS, ["the format is right in 1 of 16 completions: show it in prompt.examples"]),
     (sounding(NONE, formats=0), TAGS, ['reward.extract = "last_number" or "boxed"']),
-    (sounding(NONE, formats=0, example=("q", "a")), TAGS, ['(reward.extract = "boxed") and ask']),
+    (sounding(NONE, formats=0, example=("q", "a")), TAGS, ['(reward.extract = "boxed") and stop']),
     (sounding(NONE, formats=0), RewardConfig(extract="boxed"), ["say in prompt.system_prompt what it is"]),
     (sounding(NONE, formats=16), TAGS, ["0 of 16 completions earn a reward: give easier problems (task"]),
     (sounding(NONE), TAGS, ["or raise sampling.num_generations, as below"]),
