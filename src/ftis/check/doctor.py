@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
-import re
 
 import torch
+from packaging.version import Version
 
 from ftis.check.quantities import in_bytes
 from ftis.machine.resources import cores, total_bytes
@@ -21,11 +21,10 @@ NEEDED = {"torch": "2.11", "transformers": "5.17", "peft": "0.17", "math-verify"
 def diagnose() -> list[tuple[str, str, str, str]]:
     """Rows about this machine: (name, "ok"|"absent"|"problem", finding, how to get it)."""
     rows: list[tuple[str, str, str, str]] = []
-    version = platform.python_version()
-    rows.append(("python", "ok", version, ""))
+    rows.append(("python", "ok", platform.python_version(), ""))
     for package, minimum in NEEDED.items():
         found = importlib.metadata.version(package)
-        enough = _version(found) >= _version(minimum)
+        enough = Version(found) >= Version(minimum)
         remedy = "" if enough else f'pip install "{package}>={minimum}"'
         rows.append((package, "ok" if enough else "problem", found, remedy))
     rows.append(("cores, memory", "ok", f"{cores()} cores, {in_bytes(total_bytes())}", ""))
@@ -56,7 +55,3 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         present = importlib.util.find_spec(module) is not None
         rows.append((name, "ok" if present else "absent", use, "" if present else f"pip install {extra(name)}"))
     return rows
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
