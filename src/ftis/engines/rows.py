@@ -63,12 +63,10 @@ def shared_beginning(prompts: Sequence[Ints]) -> int:
 
 def left_padded(prompt_ids: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
     """Prompts of unequal length as ids [P, longest], padded on the left, with their mask."""
-    longest = max(len(p) for p in prompt_ids)
-    ids = np.zeros((len(prompt_ids), longest), dtype=np.int64)
-    mask = np.zeros((len(prompt_ids), longest), dtype=bool)
-    for i, prompt in enumerate(prompt_ids):
-        ids[i, longest - len(prompt) :] = prompt
-        mask[i, longest - len(prompt) :] = True
+    length_P = np.array(list(map(len, prompt_ids)))
+    mask = np.arange(-length_P.max(), 0) >= -length_P[:, None]
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    ids[mask] = np.concatenate(prompt_ids)
     return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
 
 
