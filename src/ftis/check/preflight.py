@@ -88,7 +88,7 @@ class Sounding(Outcome):
         return self.seconds_to_sample + self.seconds_to_learn
 
 
-def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None, apart: bool = True) -> list[Sounding]:
+def preflight(checked: Checked, groups: int, say: Say, apart: bool = True) -> list[Sounding]:
     """Look at each peer of an arm, one after the other.
 
     Args:
@@ -101,7 +101,7 @@ def preflight(checked: Checked, groups: int, say: Say, stop: Stop | None = None,
     (chosen,) = checked.arms
     if lines := remarks(checked):
         say(Planned(tuple(lines)))
-    stop = stop or threading.Event()
+    stop = threading.Event()
     threads = threads_of(chosen.recipe, cores())  # as many as where it trains
     with tempfile.TemporaryDirectory() as place:
         jobs = [
