@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +66,12 @@ def member_for(
         policy,
         policy.end_ids,
         render,
-        _unscored,
+        lambda prompt, completions, completion_ids: (0.0,) * len(completions),
         selections_of(recipe, name, resolve(recipe.objective)),
         max_staleness=recipe.network.max_staleness,
         max_seconds=recipe.network.admission_seconds,
         episodes=episodes,
     )
-
-
-def _unscored(prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    return (0.0,) * len(completions)
 
 
 @contextlib.contextmanager
