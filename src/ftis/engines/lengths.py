@@ -158,7 +158,7 @@ class OneLength(Draw):
     """A draw for prompts of one length at a time, without padding. It begins rows again after a switch."""
 
     draw: Draw
-    switch: int | None = None
+    switch: int | None
 
     def __call__(
         self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0

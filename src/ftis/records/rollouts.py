@@ -84,7 +84,7 @@ def read_rollouts(directory: Path, round: int, columns: Sequence[str] | None = N
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def read_columns(directory: Path, round: int, columns: Sequence[str] | None = None) -> Any:
+def read_columns(directory: Path, round: int, columns: Sequence[str] | None) -> Any:
     """A round's rollouts as an Arrow table, with all columns or the named ones. Columns that were not recorded are left
     out.
 

@@ -163,7 +163,7 @@ def _last_boxed(text: str) -> str | None:
     return None
 
 
-def answer_score(given: str, expected: str, kind: AnswerKind, own: OwnScore | None = None) -> float:
+def answer_score(given: str, expected: str, kind: AnswerKind, own: OwnScore | None) -> float:
     """1 if a given answer means the expected one, else 0; or the score of the problem's ``own`` scorer."""
     if kind != "reasoning_gym":
         return float(answers_equal(given, expected, kind))

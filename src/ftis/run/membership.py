@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -66,9 +65,9 @@ def member_of(
     selections: tuple[Selection, ...],
     *,
     cursor: Cursor = Cursor(),  # noqa: B008 - frozen
-    max_staleness: int = 0,
-    max_seconds: float = math.inf,
-    episodes: Player | None = None,
+    max_staleness: int,
+    max_seconds: float,
+    episodes: Player | None,
 ) -> Member:
     """The member ``name`` of the recipe's swarm.
 

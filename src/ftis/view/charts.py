@@ -241,7 +241,7 @@ class Plot:
         """Draw a single point."""
         self._marks.append(Dot(*self.place(x, y), 2.3, ink))
 
-    def legend(self, ink: str, text: str, opacity: float = 1.0) -> None:
+    def legend(self, ink: str, text: str, opacity: float) -> None:
         """Add a line below the frame with the meaning of an ink."""
         self._legend.append((ink, text, opacity))
 

@@ -179,7 +179,7 @@ def weights(heard: PairMeasures, cap: float | None) -> Chart:
     return plot.chart(_title(heard), f"{alt}; largest {max(most):.3g}", subtitle)
 
 
-def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str, float] | None = None) -> Chart:
+def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str, float] | None) -> Chart:
     """Mean KL of the source's rollouts by both estimators, and the filter's threshold.
 
     Args:
