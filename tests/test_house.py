@@ -42,7 +42,7 @@ WINGS = {
     "records": "lines files events trackers rollouts writing plan reading following accusations",
     "diagnosis": "sources troubles standing",
     "comparison": "stats summary budgets results",
-    "models": "starters sizes pretrained",
+    "models": "starters sizes durations pretrained",
     "swarm": "facts status identity certificates manifest session offers others outbox pace shares rounds link",
     "run": "together checkpoint evaluate training membership assembly export",
     "preparing": "prompting exchange checks",

@@ -20,16 +20,10 @@ from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_lin
 from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
 from ftis.engines.offload import BANDWIDTH, bandwidth
 from ftis.engines.rows import shared_beginning
-from ftis.experiment.processes import (
-    LIKELY_LENGTH,
-    LIKELY_SIGNAL,
-    frozen_base,
-    offloads,
-    runs_in_parallel,
-    shared_bases,
-)
+from ftis.experiment.processes import frozen_base, offloads, runs_in_parallel, shared_bases
 from ftis.machine.resources import available_bytes, nearest_existing, resident_bytes
 from ftis.models import starters
+from ftis.models.durations import LIKELY_LENGTH, LIKELY_SIGNAL
 from ftis.models.sizes import SMALL, known_parameters
 from ftis.policy import resolve_device
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round, swarms_of

@@ -29,8 +29,8 @@ from ftis.engines.slots import (
     prompts_prefilled,
     row_bytes,
 )
-from ftis.experiment.processes import LIKELY_LENGTH, LIKELY_SIGNAL
 from ftis.machine.resources import with_threads
+from ftis.models.durations import LIKELY_LENGTH, LIKELY_SIGNAL
 from ftis.objectives import resolve
 from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Ints

@@ -18,9 +18,9 @@ from ftis.config import FtisError, Recipe, RunError
 from ftis.directory.claiming import claim
 from ftis.directory.provenance import provenance
 from ftis.directory.resuming import is_finished, resume_step
-from ftis.experiment.processes import guess_seconds
 from ftis.experiment.runs import run
 from ftis.experiment.workers import Job, Stop, run_jobs
+from ftis.models.durations import guess_seconds
 from ftis.models.sizes import known_parameters
 from ftis.preparing.checks import Checked, check_to_train
 from ftis.recipe.arms import Arm, arms_of, check_baselines, experiment_directory, run_directory
