@@ -371,7 +371,7 @@ def write_problems(name: str, model: Path, path: Path) -> None:
     """The prompts as ours renders them, in text, and their answers."""
     import ftis
     from ftis.config import TaskConfig
-    from ftis.engines.models import load_tokenizer
+    from ftis.engines.tokenizers import load_tokenizer
     from ftis.tasks.problems import load_task
     from ftis.tasks.rendering import render_prompt
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from wire import WORDS
 
-from ftis.engines.models import load_tokenizer
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.text.token_bytes import TokenBytes
 from ftis.text.units import MOST_TOKENS, units
 

@@ -32,8 +32,8 @@ from wire import HEADER, LIMITS, log_probabilities
 
 from ftis.codec import Message, decode, encode
 from ftis.config import PeerConfig
-from ftis.engines.models import load_tokenizer
 from ftis.engines.samplers import open_sampler
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.policy import Policy
 from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Rollout

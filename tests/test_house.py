@@ -34,7 +34,7 @@ WINGS = {
     "wire": "streams ids text",
     "rewards": "scoring words grammar numbers shapes formula_judge latex formulas gym_judge gym answers parts",
     "tasks": "problems rendering reading splitting gsm8k math500 jsonl clock words gym",
-    "engines": "devices places optimizers texts kept models offload rows lengths lines "
+    "engines": "devices places optimizers texts kept sources tokenizers models offload rows lengths lines "
     "head microbatches slots linear decoder stops agreement samplers generate builtin handover vllm_server vllm "
     "supervised",
     "environments": "contract play guess calculator",

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from ftis.config import PeerConfig
 from ftis.engines import places
-from ftis.engines.models import SAMPLES, generation_defaults, load_config, load_model, load_tokenizer, require_trainable
+from ftis.engines.models import generation_defaults, load_config, load_model, require_trainable
+from ftis.engines.tokenizers import SAMPLES, load_tokenizer
 from ftis.policy import ModelError
 
 

@@ -18,7 +18,7 @@ from ftis.check.estimate import fitting_jobs
 from ftis.check.memory import Memory, Shape, likely_signal, peak_memory
 from ftis.config import PeerConfig, Recipe
 from ftis.engines import devices
-from ftis.engines.models import load_tokenizer
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.machine import resources
 from ftis.recipe.parsing import parse
 

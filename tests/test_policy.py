@@ -33,7 +33,8 @@ from ftis.config import PeerConfig
 from ftis.engines import kept, models
 from ftis.engines.head import ChunkedHead
 from ftis.engines.microbatches import Microbatches, cheapest, fit
-from ftis.engines.models import load_model, load_tokenizer, tokenizer_fingerprint
+from ftis.engines.models import load_model
+from ftis.engines.tokenizers import load_tokenizer, tokenizer_fingerprint
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 
 PROMPTS = rows_of((3, 9, 1, 9, 5, 2, 7), seed=0)

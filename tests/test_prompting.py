@@ -11,7 +11,7 @@ from conftest import TinyModelDir, TinyPolicy, make_tokenizer, save_qwen2
 from tokenizers import AddedToken
 
 from ftis.config import Recipe, RunError
-from ftis.engines.models import load_tokenizer
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.preparing.prompting import look_at_prompts
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import arms_of

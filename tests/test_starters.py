@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
-from ftis.engines.models import load_tokenizer, tokenizer_fingerprint
+from ftis.engines.tokenizers import load_tokenizer, tokenizer_fingerprint
 from ftis.models import starters
 from ftis.policy import ModelError, Policy
 from ftis.rewards.scoring import load_scorer

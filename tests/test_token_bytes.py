@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from vocabularies import END, byte_level, sentencepiece, texts, tokenizers
 
-from ftis.engines.models import load_tokenizer
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.models import starters
 from ftis.text.token_bytes import AlignmentError, TokenBytes, token_bytes
 

@@ -1282,7 +1282,7 @@ from purse import Purse
 from trl.chat_template_utils import qwen3_template
 from trl_scene import config
 
-from ftis.engines.models import load_tokenizer
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.trl import FTISTrainer, Swarm
 
 torch.set_num_threads(1)

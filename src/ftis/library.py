@@ -21,7 +21,7 @@ from ftis.check.plan import plan, to_join
 from ftis.check.preflight import Sounding
 from ftis.check.preflight import preflight as sound_peers
 from ftis.config import Recipe, RecipeError
-from ftis.engines.models import lacking
+from ftis.engines.tokenizers import lacking
 from ftis.experiment.runs import run
 from ftis.experiment.workers import Stop, interrupts
 from ftis.joining.join import join as join_swarm

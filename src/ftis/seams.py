@@ -32,7 +32,7 @@ SAMPLERS: Mapping[str, str] = {
 
 ENGINES: Mapping[str, str] = {
     "model": "ftis.engines.models.load_model",
-    "tokenizer": "ftis.engines.models.load_tokenizer",
+    "tokenizer": "ftis.engines.tokenizers.load_tokenizer",
     "texts": "ftis.engines.texts.texts_of",
     "trainable": "ftis.engines.models.with_trainable",
     "optimizer": "ftis.engines.optimizers.adamw",

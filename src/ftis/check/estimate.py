@@ -17,9 +17,10 @@ from ftis.check.memory import FLOAT, Memory, Shape, checkpoint_bytes, peak_memor
 from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.codec import largest_message
 from ftis.config import FtisError, PeerConfig, Recipe, TrainingConfig, first_line
-from ftis.engines.models import load_config, load_tokenizer, with_tokens_of, without_weights
+from ftis.engines.models import load_config, with_tokens_of, without_weights
 from ftis.engines.offload import BANDWIDTH, bandwidth
 from ftis.engines.rows import shared_beginning
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.experiment.processes import frozen_base, offloads, runs_in_parallel, shared_bases
 from ftis.machine.resources import available_bytes, nearest_existing, resident_bytes
 from ftis.models import starters

@@ -11,7 +11,7 @@ from ftis.check.rates import first_rate
 from ftis.config import as_name
 from ftis.draft.problems import Problems
 from ftis.engines.devices import device_kind
-from ftis.engines.models import load_tokenizer
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.models import starters
 from ftis.models.sizes import parameters_of
 from ftis.policy import resolve_device

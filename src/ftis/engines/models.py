@@ -1,37 +1,31 @@
-"""Loading models and tokenizers, choosing the parameters to train, and keeping the model from before training."""
+"""Loading models, choosing the parameters to train, and keeping the model from before training."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-import huggingface_hub
 import torch
 from safetensors import SafetensorError
-from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
-from transformers.utils.peft_utils import find_adapter_config_file
 
 from ftis.config import PeerConfig, first_line
 from ftis.engines.kept import checkpoint_layers, keep_frozen_in_bfloat16, share_frozen
 from ftis.engines.optimizers import bitsandbytes
-from ftis.engines.places import looks_local, no_model_at, only_here, tokenizer_here
+from ftis.engines.places import only_here
+from ftis.engines.sources import NO_CODE, adapter_config, check_directory, place_of_base, why_not_loaded
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Floats
 
@@ -40,14 +34,6 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 ALIGNED = 64
 """Bytes: torch's tensors begin at multiples of it."""
-SAMPLES = [
-    "Don't: 12 + 345 = 6789.0;  WE'LL",
-    "def f(x):\n\n\treturn x-1 \r\n",
-    "Ünïco\u0308dé, 你好世界 \N{ROCKET}\u200d2½",
-]
-"""Texts on which tokenizers part ways: contractions, numbers, spaces, lines, accents, other scripts."""
-NO_CODE = {"trust_remote_code": False}
-"""Refuse Python code in a model's directory. Without this argument transformers asks at the terminal."""
 UNABLE = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
 """Errors of models that cannot run something."""
 
@@ -61,12 +47,12 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
         ModelError: there is no model at ``source``, it cannot be loaded, bitsandbytes is missing, or LoRA is asked for
             on an adapter.
     """
-    _check_directory(source)
-    adapter = _adapter_config(source)
+    check_directory(source)
+    adapter = adapter_config(source)
     if adapter is not None:
         _refuse_second_adapter(config, source)
     quantised = _four_bits(config) if config.frozen_dtype == "nf4" else {}
-    here = only_here(source) or only_here(_place_of_base(source))
+    here = only_here(source) or only_here(place_of_base(source))
     asked: dict[str, Any] = {"local_files_only": here, "adapter_kwargs": {"local_files_only": here}, **NO_CODE}
     try:
         model: Any
@@ -95,7 +81,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
                 layer.support_avx512bf16_for_cpu = False  # bitsandbytes would repack it for inference alone
         return cast(PreTrainedModel, model)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"model {source!r} cannot be loaded: {_why(error, source)}") from None
+        raise ModelError(f"model {source!r} cannot be loaded: {why_not_loaded(error, source)}") from None
 
 
 def _storable(defaults: GenerationConfig) -> GenerationConfig:
@@ -131,7 +117,7 @@ def load_config(source: str) -> PreTrainedConfig:
         OSError: there is none, or the Hub is out of reach.
         ValueError: transformers does not know its kind.
     """
-    place = _place_of_base(source)
+    place = place_of_base(source)
     config: PreTrainedConfig = AutoConfig.from_pretrained(place, local_files_only=only_here(place), **NO_CODE)
     return config
 
@@ -140,7 +126,7 @@ def with_tokens_of(source: str, tokenizer: PreTrainedTokenizerBase, config: PreT
     """Widen the vocabulary of a LoRA adapter's ``config`` to its tokenizer's, as :func:`load_model` does: training adds
     tokens. The configuration of another model stays."""
     text = config.get_text_config(decoder=True)
-    if _adapter_config(source) is not None:
+    if adapter_config(source) is not None:
         text.vocab_size = max(text.vocab_size, len(tokenizer))
     return config
 
@@ -156,88 +142,6 @@ def inner_width(text: Any) -> int:
     return int(max(max(width) if isinstance(width, list | tuple) else width for width in widths))
 
 
-def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model, with these ``options`` of transformers. A LoRA adapter may have its base's.
-
-    Raises:
-        ModelError: there is none, it cannot be loaded, or it has no end-of-sequence token.
-    """
-    _check_directory(source)
-    if (Path(source) / "adapter_config.json").exists() and not list(Path(source).glob("token*.*")):
-        return load_tokenizer(_place_of_base(source), **options)
-    try:
-        asked: dict[str, Any] = {"local_files_only": only_here(source), **NO_CODE, **options}
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **asked)
-        if not _as_in_its_file(tokenizer, tokenizer_here(source)):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **asked)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"tokenizer of {source!r} cannot be loaded: {_why(error, source)}") from None
-    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers makes an empty one up
-        raise ModelError(f"no tokenizer at {source}: put its files, such as tokenizer.json, beside the model's")
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"tokenizer of {source!r} has no end-of-sequence token: set eos_token in its files")
-    return tokenizer
-
-
-def _as_in_its_file(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> bool:
-    """Whether a tokenizer gives the tokens of its ``tokenizer.json``.
-
-    transformers makes some anew from their vocabulary, by the kind of the model, and drops the file's own rules.
-    """
-    if file is None or type(tokenizer) is PreTrainedTokenizerFast:
-        return True
-    of_file = Tokenizer.from_file(str(file)).encode_batch(SAMPLES, add_special_tokens=False)
-    return bool(tokenizer(SAMPLES, add_special_tokens=False)["input_ids"] == [found.ids for found in of_file])
-
-
-def _why(error: Exception, source: str) -> str:
-    reason = first_line(error)
-    if "trust_remote_code" in str(error):
-        return "it needs Python code of its own, which ftis does not run; take an architecture that transformers has"
-    place = _place_of_base(source)
-    if "in the cached files" not in reason or not only_here(place):
-        return reason
-    missing = "it is not here" if place == source else f"its base {place!r} is not in {Path.cwd()} or the Hub's cache"
-    offline = huggingface_hub.is_offline_mode()
-    why = "HF_HUB_OFFLINE is set; unset it" if offline else "the Hub does not answer; check the connection"
-    return f"{missing}, and {why}, or name the directory of a copy"
-
-
-def base_of_adapter(source: str) -> str | None:
-    """Return the base that a LoRA adapter names, None for any other model; ModelError if it names none."""
-    adapter, base = _adapter_config(source), None
-    if adapter is None:
-        return None
-    with suppress(ValueError, KeyError, TypeError):  # the file is no JSON, no object, or lacks the key
-        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if not isinstance(base, str):
-        where = adapter if Path(source).exists() else f"{source}: {adapter.name}"
-        raise ModelError(f"{where} names no base_model_name_or_path: put back the file that peft wrote")
-    return base
-
-
-def _place_of_base(source: str) -> str:
-    """Find the place of a model's weights. A LoRA adapter has those of its base."""
-    base = base_of_adapter(source)
-    if base is None:
-        return source
-    if looks_local(base) and not Path(base).exists():
-        where = "" if Path(base).is_absolute() else f" in {Path.cwd()}, where the command runs"
-        raise ModelError(
-            f"{_adapter_config(source)} names {base!r} as its base, which is not there{where}: put it back, or write "
-            f"its whole path or its Hub id into that file as base_model_name_or_path"
-        )
-    return _place_of_base(base)
-
-
-def _adapter_config(source: str) -> Path | None:
-    """A LoRA adapter's ``adapter_config.json``, in its directory or from the Hub; None for any other model."""
-    with suppress(OSError, ValueError):  # loading the model raises the better error
-        found = find_adapter_config_file(source, local_files_only=only_here(source))
-        return None if found is None else Path(found)
-    return None
-
-
 def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
     if config.train == "lora":
         of_a_run = Path(source).name.startswith("checkpoint-")
@@ -246,23 +150,6 @@ def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
             f"peer {config.name!r}: {source} is itself a LoRA adapter, and a second one cannot be saved: merge it "
             f'into its base model first ({command}), or set train = "full"'
         )
-
-
-def _check_directory(source: str) -> None:
-    """Raise ModelError if a local path holds no model. transformers checks a Hub id."""
-    directory = Path(source)
-    if not looks_local(source) or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
-        return
-    found = (place for depth in ("", "*/", "*/*/") for place in directory.glob(f"{depth}checkpoint-*"))
-    below = sorted(found, key=lambda place: (place.parent, len(place.name), place.name))  # by peer, then by step
-    if checkpoints := [place.name for place in below if place.parent == directory]:
-        raise ModelError(f"no model at {source}, but in {', '.join(checkpoints)} there: name one of these")
-    if below:
-        peers = list(dict.fromkeys(str(place.parent) for place in below))
-        raise ModelError(
-            f"no model at {source}, but checkpoints in {', '.join(peers)}: name one of these, such as {below[-1]}"
-        )
-    raise ModelError(no_model_at(source))
 
 
 def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | None) -> Any:
@@ -382,12 +269,12 @@ def require_trainable(config: PeerConfig, source: str) -> None:
     """
     try:
         described = load_config(source)
-        if _adapter_config(source) is not None:
+        if adapter_config(source) is not None:
             _refuse_second_adapter(config, source)
         if config.train == "full":
             return
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model {config.model!r} cannot be loaded: {_why(error, source)}") from None
+        raise ModelError(f"model {config.model!r} cannot be loaded: {why_not_loaded(error, source)}") from None
     without_weights(described, config)
 
 
@@ -436,41 +323,12 @@ def generation_defaults(source: str) -> GenerationConfig | None:
     Raises:
         ModelError: a LoRA adapter names no base.
     """
-    place = _place_of_base(source)
+    place = place_of_base(source)
     with suppress(OSError):
         return GenerationConfig.from_pretrained(place, local_files_only=only_here(place))
     with suppress(OSError, ValueError):
         return GenerationConfig.from_model_config(load_config(place))
     return None
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, end_tokens: Collection[str] = ()) -> str:
-    """32 hex digits of the SHA-256 of the map token → id and of the tokens that end a completion.
-
-    Two tokenizers have one fingerprint if equal ids mean equal text, special tokens apart, and equal ends.
-
-    Args:
-        end_tokens: of the model's generation defaults and of the recipe, beside the tokenizer's own.
-    """
-    facts = [sorted(tokenizer.get_vocab().items()), sorted({str(tokenizer.eos_token), *end_tokens})]
-    return hashlib.sha256(json.dumps(facts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()[:32]
-
-
-def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> list[str]:
-    """The tokens of these ids, as a recipe writes them; an id that the tokenizer lacks is left out."""
-    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
-    return [tokens[token_id] for token_id in sorted(ids) if token_id in tokens]
-
-
-def ids_of(tokenizer: PreTrainedTokenizerBase, tokens: Collection[str]) -> list[int]:
-    """The ids of these tokens; a token that the tokenizer lacks is left out."""
-    vocabulary = tokenizer.get_vocab()
-    return [vocabulary[token] for token in tokens if token in vocabulary]
-
-
-def lacking(tokenizer: PreTrainedTokenizerBase, tokens: Collection[str]) -> str:
-    """Those of these tokens that the tokenizer lacks, for a message; "" if it has all."""
-    return ", ".join(map(repr, sorted(set(tokens) - tokenizer.get_vocab().keys())))
 
 
 def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[..., list[Floats]]:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftis.config import PromptConfig, Recipe, TaskConfig
-from ftis.engines.models import SAMPLES
 from ftis.engines.stops import cut_at, holds, stopped_at
 from ftis.engines.texts import texts_of
+from ftis.engines.tokenizers import SAMPLES
 from ftis.environments.contract import CALL, Actions, Environment, Message, Transcript, open_environment
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.policy import Policy, positions_of

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, TaskConfig
 from ftis.directory.provenance import agreed_modules
-from ftis.engines.models import lacking
+from ftis.engines.tokenizers import lacking
 from ftis.environments.play import Player
 from ftis.member import Member
 from ftis.records.events import NetworkEvent

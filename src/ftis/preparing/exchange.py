@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from ftis.config import Recipe, RunError
-from ftis.engines.models import generation_defaults, ids_of, load_tokenizer, tokens_of
+from ftis.engines.models import generation_defaults
+from ftis.engines.tokenizers import ids_of, load_tokenizer, tokens_of, vocabulary_digest
 from ftis.models import starters
 from ftis.policy import own_ends
 from ftis.recipe.arms import Arm
@@ -105,9 +104,8 @@ def vocabulary(model: str, end_tokens: Sequence[str]) -> Vocabulary:
 def _vocabulary(place: str, written: int, end_tokens: tuple[str, ...]) -> Vocabulary:
     tokenizer = load_tokenizer(place)
     tokens = tokenizer.get_vocab()
-    ids = hashlib.sha256(json.dumps(sorted(tokens.items())).encode()).hexdigest()
     own = frozenset(tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))))
-    return Vocabulary(ids, own, own | {token for token in end_tokens if token in tokens})
+    return Vocabulary(vocabulary_digest(tokenizer), own, own | {token for token in end_tokens if token in tokens})
 
 
 @lru_cache(maxsize=64)

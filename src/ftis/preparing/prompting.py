@@ -9,9 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from ftis.config import PromptConfig, Recipe, RewardConfig, RunError, excerpt
-from ftis.engines.models import generation_defaults, load_config, load_tokenizer, tokens_of, with_tokens_of
+from ftis.engines.models import generation_defaults, load_config, with_tokens_of
 from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
+from ftis.engines.tokenizers import load_tokenizer, tokens_of
 from ftis.environments.contract import open_environment
 from ftis.environments.play import require_tools
 from ftis.models import starters

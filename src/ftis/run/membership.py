@@ -15,8 +15,8 @@ from ftis.admission import Admitter, Score, Terms
 from ftis.codec import MOST_BYTES, Header
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, RecipeError
-from ftis.engines.models import ids_of, tokenizer_fingerprint, tokens_of
 from ftis.engines.stops import cut_at
+from ftis.engines.tokenizers import ids_of, tokenizer_fingerprint, tokens_of
 from ftis.environments.play import Player
 from ftis.member import Cursor, Member, PromptIds, wanted
 from ftis.objectives import resolve

@@ -13,9 +13,9 @@ from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
 
 from ftis.config import PeerConfig
 from ftis.engines.generate import LogpRecorder
-from ftis.engines.models import load_tokenizer
 from ftis.engines.places import only_here
 from ftis.engines.rows import PaddedRows
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.rollouts import Bools, Floats, Ints, Rollout
 from ftis.sampling import Decoding
 from ftis.trl.batches import padded, tokens_of

@@ -14,8 +14,8 @@ from huggingface_hub.repocard import metadata_load
 
 from ftis.check.quantities import counted
 from ftis.comparison.summary import accuracy_is
-from ftis.engines.models import load_tokenizer
 from ftis.engines.places import looks_local, only_here
+from ftis.engines.tokenizers import load_tokenizer
 from ftis.models import pretrained, starters
 from ftis.records.plan import RECIPE, read_provenance
 from ftis.records.reading import PeerRun
