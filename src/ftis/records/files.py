@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -101,22 +100,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def timestamp() -> str:
     """The time now in UTC, as records write it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def checkpoint_path(peer: Path, step: int) -> Path:
-    """The directory of a peer's checkpoint after ``step`` finished rounds."""
-    return peer / f"checkpoint-{step}"
-
-
-def saved_steps(peer: Path) -> list[int]:
-    """The finished rounds of each checkpoint of a peer, whose directory this is, ascending."""
-    return sorted(step for path in peer.glob("checkpoint-*") if (step := saved_step(path)) is not None)
-
-
-def saved_step(path: Path) -> int | None:
-    """The step of a checkpoint's directory; None for any other path."""
-    named = re.fullmatch(r"checkpoint-(\d{1,9})", path.name)
-    return int(named[1]) if named else None
 
 
 PARTIAL = ".partial-"

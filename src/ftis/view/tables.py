@@ -18,10 +18,10 @@ from ftis.check.preflight import Sounding
 from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.check.rates import rate_advice
 from ftis.config import Recipe, cut
+from ftis.engines.places import checkpoint_path
 from ftis.experiment.processes import runs_in_parallel
 from ftis.machine.resources import cores
 from ftis.prompts import AnswerKind
-from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
 from ftis.swarm.status import COUNTS
 from ftis.view.charts import arm_styles
