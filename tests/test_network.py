@@ -479,12 +479,12 @@ def test_a_status_has_totals_of_all_rounds_and_reads_as_it_was_stated() -> None:
 def test_a_peer_that_samples_while_messages_arrive_is_sampling(peers: Peers) -> None:
     a, b = two_ready(peers)
     b.publish(0, peers.message("b", 0))
-    collected = a.offer_and_collect(Outgoing(0, peers.message("a", 0), ()))  # in a thread of its own in a run
+    a.offer(Outgoing(0, peers.message("a", 0), ()))
     states = [a.status.facts["state"]]
 
     def messages() -> Collected | None:
         states.append(a.status.facts["state"])
-        return collected
+        return a.collected()
 
-    assert a.wait_for(messages) is collected is not None
+    assert a._wait_for(messages) is not None
     assert [*states, a.status.facts["state"]] == ["sampling", "collecting", "training"]

@@ -188,12 +188,8 @@ class OfSpeed:
         self.life += 1
         key = Ed25519PrivateKey.from_private_bytes(bytes(32))
         keys: dict[str, Any] = {"key": key, "roster": None, "max_bytes": 1, "max_items": 1, "incarnation": self.life}
-        network = NetworkExchange(self.recipe, "a", run="0" * 32, facts={}, outbox=self.place / "outbox", **keys)
-
-        def hear(event: Event) -> None:
-            say(event)
-            if isinstance(event, RoundEnded):
-                network.share.took(event.metrics)
+        box = self.place / "outbox"
+        network = NetworkExchange(self.recipe, "a", run="0" * 32, facts={}, outbox=box, say=say, **keys)
 
         def share(round: int) -> int:
             self.furthest = max(self.furthest, round)
@@ -203,7 +199,7 @@ class OfSpeed:
             patch.setattr(Rounds, "milliseconds", property(lambda rounds: [2000 + 700 * (self.furthest % 4)]))
             patch.setattr(Share, "took", at_a_known_speed)
             network.share.resume(PeerRun.read(self.place).rounds, max(saved_steps(self.place), default=0))
-            train_a(self.recipe, self.place, hear, share)
+            train_a(self.recipe, self.place, network.hear, share)
 
 
 took = Share.took

@@ -14,25 +14,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from ftis.admission import Collected
 from ftis.config import ArmConfig, Recipe, RecipeError
 from ftis.directory.claiming import claim, delete_run, may_claim, require_free, swarm_lock
 from ftis.directory.resuming import repeats
 from ftis.engines.places import saved_steps
 from ftis.joining.network import credentials, identity_directory, in_network
-from ftis.machine.resources import cores, in_background
+from ftis.machine.resources import cores
 from ftis.preparing.checks import Checked, check
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records import accusations
-from ftis.records.events import ArmBegun, Event, NetworkEvent, Planned, RoundEnded, Say, placed, unheard
+from ftis.records.events import ArmBegun, NetworkEvent, Planned, Say, placed, unheard
 from ftis.records.files import locked
 from ftis.records.reading import PeerRun
 from ftis.records.trackers import open_trackers
@@ -176,19 +173,6 @@ def join(
             member.share = network.own_share
             if not network.share.is_equal:
                 network.share.resume(PeerRun.read(place).rounds, step)
-            arriving: list[Future[Collected | None]] = []
-
-            def hear(event: Event) -> None:
-                log(event)
-                if isinstance(event, RoundEnded):
-                    network.share.took(event.metrics)
-
-            rounds = trainer.train(
-                hear,
-                should_stop,
-                network.catch_up,
-                # Messages arrive while the peer samples ahead.
-                lambda sent: arriving.append(in_background(partial(network.offer_and_collect, sent), "exchange")),
-            )
-            go_on(rounds, lambda: network.wait_for(arriving.pop().result))
+            rounds = trainer.train(network.hear, should_stop, network.catch_up, network.offer)
+            go_on(rounds, network.collected)
     return member.cursor.step == swarm.training.rounds

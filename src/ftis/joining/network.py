@@ -109,7 +109,6 @@ def in_network(
         should_stop=should_stop,
         say=log,
     ) as exchange:
-        log.listeners.append(exchange.status.hear)
         for line in ways_in(recipe.network):
             log(NetworkEvent("listens", line, member.cursor.step))
         if lacks := lacking(tokenizer, recipe.sampling.end_tokens):  # an exchange of ids would have been refused

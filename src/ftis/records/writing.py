@@ -78,18 +78,17 @@ class Records:
 
 
 class EventLog:
-    """A peer's events.jsonl. Each event is appended with the time, and passed on to ``listeners``."""
+    """A peer's events.jsonl. Each event is appended with the time, and passed on to ``say``."""
 
     def __init__(self, directory: Path, say: Say) -> None:
-        self.path, self.listeners = directory / EVENTS, [say]
+        self.path, self.say = directory / EVENTS, say
         self._lock = threading.Lock()  # the network calls from threads of its own
 
     def __call__(self, event: Event) -> None:
         with self._lock:
             if not isinstance(event, RoundEnded):
                 append_jsonl(self.path, {"time": timestamp(), **to_json(event)})
-            for say in self.listeners:
-                say(event)
+            self.say(event)
 
 
 def answers_path(directory: Path, split: str, step: int) -> Path:

@@ -20,7 +20,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +33,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.admission import Collected
 from ftis.config import Recipe
+from ftis.machine.resources import in_background
 from ftis.member import Outgoing
-from ftis.records.events import NetworkEvent, Say, Stopped, unheard
+from ftis.records.events import Event, NetworkEvent, RoundEnded, Say, Stopped, unheard
 from ftis.swarm import manifest as manifests
 from ftis.swarm.facts import mismatch, other_code, read_facts
 from ftis.swarm.identity import Roster
@@ -112,6 +113,7 @@ class NetworkExchange:
         self.status = Status(recipe.name, run, peer)
         self._should_stop, self._say = should_stop, say
         self.session: zenoh.Session  # from ``__enter__`` on
+        self._arriving: Future[Collected | None]  # from :meth:`offer` on
         self._declared: list[zenoh.Queryable[None] | zenoh.Subscriber[None]] = []
         self._answers = ThreadPoolExecutor(ANSWERING, thread_name_prefix="answer")
         self._pending_answers = threading.Semaphore(PENDING_ANSWERS)
@@ -173,17 +175,23 @@ class NetworkExchange:
         Raises:
             ExchangeError: the round cannot be closed.
         """
-        return self.wait_for(partial(self.offer_and_collect, outgoing))
+        return self._wait_for(partial(self._offer_and_collect, outgoing))
 
-    def wait_for(self, messages: Callable[[], Collected | None]) -> Collected | None:
-        """The result of :meth:`offer_and_collect`. Until it is there, the peer's status is that it collects."""
+    def offer(self, outgoing: Outgoing) -> None:
+        """Begin an exchange in a thread of its own, so that the peer can sample meanwhile."""
+        self._arriving = in_background(partial(self._offer_and_collect, outgoing), "exchange")
+
+    def collected(self) -> Collected | None:
+        """Wait for the messages of the exchange that :meth:`offer` began, as :meth:`exchange`."""
+        return self._wait_for(self._arriving.result)
+
+    def _wait_for(self, messages: Callable[[], Collected | None]) -> Collected | None:
         self.status.doing("collecting")
         collected = messages()
         self.status.doing("training")
         return collected
 
-    def offer_and_collect(self, outgoing: Outgoing) -> Collected | None:
-        """As :meth:`exchange`, for a thread of its own; the status stays that of the peer meanwhile."""
+    def _offer_and_collect(self, outgoing: Outgoing) -> Collected | None:
         with suppress(Stopped):
             if not self._should_stop():
                 self.publish(outgoing.round, outgoing.message, outgoing.items)
@@ -204,6 +212,13 @@ class NetworkExchange:
         self._carry_out(decisions)
         self.status.doing("sampling", round=target, rounds=self.recipe.training.rounds)
         return target
+
+    def hear(self, event: Event) -> None:
+        """Pass an event of this peer on to ``say``, and note the end of a round for the status and the peer's share."""
+        self._say(event)
+        self.status.hear(event)
+        if isinstance(event, RoundEnded):
+            self.share.took(event.metrics)
 
     def own_share(self, round: int) -> int:
         """Number of prompts that this peer samples in a round."""

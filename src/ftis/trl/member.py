@@ -95,8 +95,8 @@ def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iter
     identity = identity_directory(place)
     key, roster = credentials(recipe, member.name, identity)
     with in_network(member, tokenizer, place, identity, key, roster, log, lambda: False) as link:
-        log(PeerStarted(member.cursor.step))
-        yield link, log
+        link.hear(PeerStarted(member.cursor.step))
+        yield link, link.hear
 
 
 def newest_checkpoint(output_dir: str) -> str | None:
