@@ -40,7 +40,6 @@ from ftis.admission import Admission, Admitter, Collected, Reason
 from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
-from ftis.directory.provenance import agreed_modules
 from ftis.engines.places import checkpoint_path
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import LONGEST, Calculator
@@ -49,6 +48,7 @@ from ftis.environments.play import MARK, OVERDUE, Played, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.experiment.runs import run as train
 from ftis.guards.penalties import OWN_FAULTS
+from ftis.joining.network import agreed_modules
 from ftis.peer import Drawn, Peer
 from ftis.preparing.checks import _owns_reward
 from ftis.prompts import TaskError

@@ -10,9 +10,9 @@ from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.check.rates import rates
 from ftis.check.reward import about_reward
 from ftis.config import PeerConfig, Recipe
-from ftis.directory.provenance import agreed_modules
 from ftis.experiment.seeds import SwarmJob
 from ftis.joining.join import Ready
+from ftis.joining.network import agreed_modules
 from ftis.preparing.checks import Checked
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round

@@ -82,25 +82,17 @@ def _own_modules(recipes: Sequence[Recipe]) -> dict[str, str]:
     named: set[str] = set()
     for r in recipes:
         named |= {r.objective.name, *r.reward.function, r.sampling.sampler, *r.report_to}
-        named |= {name for task in (r.task, *r.ood) for name in _names_of(task)}
+        named |= {name for task in (r.task, *r.ood) for name in names_of(task)}
         named |= {*r.training.selections, *(peer.attack for peer in r.peers if peer.attack)}
-    return _digests(named)
+    return module_digests(named)
 
 
-def agreed_modules(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """The digests of the user's own reward and task modules, by which peers see that they score and ask alike.
-
-    Modules that these import are not among them.
-    """
-    found = {"reward_modules": _digests(recipe.reward.function), "task_modules": _digests(_names_of(recipe.task))}
-    return {key: digests for key, digests in found.items() if digests}
-
-
-def _names_of(task: TaskConfig) -> list[str]:
+def names_of(task: TaskConfig) -> list[str]:
+    """The names of a task's parts, which are dotted paths if they are a user's own."""
     return [task.name, *([task.environment] if task.environment else [])]
 
 
-def _digests(named: Iterable[str]) -> dict[str, str]:
+def module_digests(named: Iterable[str]) -> dict[str, str]:
     """The sha256 of each module outside ftis that one of these dotted paths leads to."""
     modules = {name.rpartition(".")[0] for name in named if "." in name} - {""}
     digests = {}

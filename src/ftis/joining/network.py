@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, TaskConfig
-from ftis.directory.provenance import agreed_modules
+from ftis.directory.provenance import module_digests, names_of
 from ftis.engines.tokenizers import lacking
 from ftis.environments.play import Player
 from ftis.member import Member
@@ -115,6 +115,15 @@ def in_network(
             text = f"{member.name} has no {lacks} of sampling.end_tokens: another peer must have it, or it is mistyped"
             log(NetworkEvent("end_tokens", text, 0))
         yield exchange
+
+
+def agreed_modules(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """The digests of the user's own reward and task modules, by which peers see that they score and ask alike.
+
+    Modules that these import are not among them.
+    """
+    named = {"reward_modules": recipe.reward.function, "task_modules": names_of(recipe.task)}
+    return {key: digests for key, names in named.items() if (digests := module_digests(names))}
 
 
 def next_incarnation(counter: Path) -> int:
