@@ -30,7 +30,7 @@ from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
 from ftis.run import checkpoint
 
-DERIVED = (SUMMARY, RESULTS, CURVES, REPORT, "scaling.json")
+DERIVED = (SUMMARY, RESULTS, CURVES, REPORT)
 """Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""
 
 
