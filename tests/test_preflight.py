@@ -21,7 +21,7 @@ from rich.console import Console
 from ftis.check import preflight as preflight_module
 from ftis.check.advice import advice, easy_format
 from ftis.check.plan import without_effect
-from ftis.check.preflight import Sounding, example_to_show, extrapolated, sound
+from ftis.check.preflight import LONG, Sounding, advised, example_to_show, extrapolated, sound
 from ftis.check.rates import rate_advice
 from ftis.check.reward import about_reward
 from ftis.config import PeerConfig, Recipe, RewardConfig
@@ -35,8 +35,7 @@ from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.run.assembly import assemble
 from ftis.schedule import assigned
 from ftis.tasks.problems import load_task, make_task
-from ftis.view import tables
-from ftis.view.tables import LONG, print_soundings, shortened
+from ftis.view.tables import print_soundings, shortened
 
 TAGS, WEIGHED = RewardConfig(), RewardConfig(format_weight=0.2)
 
@@ -254,7 +253,7 @@ def test_seconds_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("parallel", 2, "at the same time, the slowest peer's seconds: 20 s"),
     ]
     for processes, number, told in cases:
-        monkeypatch.setattr(tables, "cores", lambda: 2)
+        monkeypatch.setattr(preflight_module, "cores", lambda: 2)
         peers = [{"name": name, "model": "starter:small"} for name in "abcd"[:number]]
         keys = {"name": "m", "task": {"name": "clock"}, "processes": processes, "training": {"rounds": 10}}
         recipe = parse({**keys, "peers": peers})
@@ -264,12 +263,12 @@ def test_seconds_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown_of(looked: list[Sounding], recipe: Recipe) -> str:
     out = io.StringIO()
-    print_soundings(looked, recipe, Console(file=out, width=400))
+    print_soundings([advised(one, recipe) for one in looked], recipe, Console(file=out, width=400))
     return out.getvalue()
 
 
 def test_what_a_look_shows(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "cores", lambda: 2)
+    monkeypatch.setattr(preflight_module, "cores", lambda: 2)
     recipe = parse(document(tiny_model_dir()))
     said = shown_of([sounding(SOME, parameters=1000), sounding(SOME, peer="b")], recipe)
     for peer in "ab":

@@ -247,6 +247,8 @@ def preflight(
 ) -> list[Sounding]:
     """Predict whether each peer of an arm would learn, and the cost of a round, as ``ftis preflight``.
 
+    Each result has a verdict and changes to make as ``advice``.
+
     Args:
         arm: by default the recipe's first.
         groups: the number that each peer samples.

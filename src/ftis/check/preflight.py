@@ -17,11 +17,14 @@ from pathlib import Path
 import torch
 
 from ftis.admission import Collected
-from ftis.check.advice import Outcome
+from ftis.check.advice import BELOW, Outcome, advice, easy_format, verdict
 from ftis.check.memory import checkpoint_bytes
 from ftis.check.plan import remarks
+from ftis.check.quantities import in_time
+from ftis.check.rates import rate_advice
 from ftis.config import Recipe
 from ftis.engines.devices import peak_bytes
+from ftis.experiment.processes import runs_in_parallel
 from ftis.experiment.workers import Job, Stop, run_jobs
 from ftis.machine.resources import cores, with_threads
 from ftis.measures import RoundExchange, Stopwatch, has_ended
@@ -51,6 +54,13 @@ LEARNING = 4
 AGAIN = 4
 """The factor by which more groups are sampled if none of the first has signal and sampling is quick."""
 
+LONG = 4 * 3600.0
+"""Seconds of a run above which preflight says how to shorten it."""
+SHORTER = (
+    "a run is shorter with fewer training.rounds, training.prompts_per_round and sampling.num_generations; a lower "
+    "sampling.max_completion_length; or smaller models"
+)
+
 
 @dataclass(frozen=True)
 class Sounding(Outcome):
@@ -68,6 +78,8 @@ class Sounding(Outcome):
         samples: (question, completion, reward).
         mean_length: of the completions, in tokens.
         idle_filter: g, in nats, if the filter drops nothing, since completions of that length hardly reach it.
+        advice: a verdict, and changes to make.
+        recipe_part: the lines of a recipe that the advice refers to, if it does.
     """
 
     parameters: int
@@ -81,6 +93,8 @@ class Sounding(Outcome):
     samples: Sequence[tuple[str, str, float]]
     mean_length: float
     idle_filter: float | None
+    advice: Sequence[str] = ()
+    recipe_part: str = ""
 
     @property
     def seconds_per_round(self) -> float:
@@ -118,7 +132,33 @@ def preflight(checked: Checked, groups: int, say: Say, apart: bool = True) -> li
         if stop.is_set():
             raise Stopped
         found = [Path(place) / name / "sounding.json" for name in chosen.peers]
-        return [Sounding(**read_json(file)) for file in found if file.exists()]
+        return [advised(Sounding(**read_json(file)), chosen.recipe) for file in found if file.exists()]
+
+
+def advised(one: Sounding, recipe: Recipe) -> Sounding:
+    """A sounding with the advice on it. ``recipe`` is the arm's."""
+    lines = [verdict(one), *advice(one, recipe)]
+    if one.idle_filter is not None:
+        lines.append(
+            f"completions of {one.mean_length:.0f} tokens hardly come to {one.idle_filter:g} nats of KL, so the "
+            f'filter drops nothing; for short ones set objective.kl_estimator = "k3" and kl_threshold = 0.5'
+        )
+    lines += rate_advice(recipe.peer(one.peer), one.parameters)
+    part = any(line.endswith(BELOW) for line in lines) and easy_format(recipe, one.example, one.compared)
+    return replace(one, advice=lines, recipe_part=part or "")
+
+
+def duration(soundings: Sequence[Sounding], recipe: Recipe) -> list[str]:
+    """Lines on the time that all peers of an arm take for their rounds, and on a shorter run if that is long."""
+    rounds = recipe.training.rounds
+    each = [rounds * one.seconds_per_round for one in soundings]
+    seconds, how = sum(each), "in turns, all peers' seconds"
+    if runs_in_parallel(recipe):
+        seconds, how = seconds / cores(), f"at the same time on {cores()} cores"
+        if (slowest := max(each, default=0.0)) >= seconds:
+            seconds, how = slowest, "at the same time, the slowest peer's seconds"
+    lines = [f"{rounds} rounds of all peers, {how}: {in_time(seconds)}"] if len(soundings) > 1 else []
+    return [*lines, SHORTER] if seconds > LONG else lines
 
 
 def sound_process(swarm: Recipe, name: str, groups: int, place: Path, say: Say, stop: Stop) -> None:

@@ -12,15 +12,11 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from ftis.check.advice import BELOW, advice, easy_format, verdict
 from ftis.check.estimate import checkpoints_kept
-from ftis.check.preflight import Sounding
+from ftis.check.preflight import Sounding, duration
 from ftis.check.quantities import counted, in_bytes, in_time
-from ftis.check.rates import rate_advice
 from ftis.config import Recipe, cut
 from ftis.engines.places import checkpoint_path
-from ftis.experiment.processes import runs_in_parallel
-from ftis.machine.resources import cores
 from ftis.prompts import AnswerKind
 from ftis.records.reading import LAST_EVALUATIONS
 from ftis.swarm.status import COUNTS
@@ -97,12 +93,6 @@ COMPARED: dict[AnswerKind, str] = {
 
 FEW = 8
 """A sounding of fewer groups says that they are few."""
-LONG = 4 * 3600.0
-"""Seconds of a run above which preflight says how to shorten it."""
-SHORTER = (
-    "a run is shorter with fewer training.rounds, training.prompts_per_round and sampling.num_generations; a lower "
-    "sampling.max_completion_length; or smaller models"
-)
 
 
 def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Console) -> None:
@@ -117,16 +107,8 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             f"a round; {rounds} rounds take {in_time(one.seconds_per_round * rounds)} without evaluations and waiting; "
             f"sampling a rollout takes {one.sampling_cost:.2g} times as long as training on one"
         )
-    each = [rounds * one.seconds_per_round for one in soundings]
-    seconds, how = sum(each), "in turns, all peers' seconds"
-    if runs_in_parallel(recipe):
-        seconds, how = seconds / cores(), f"at the same time on {cores()} cores"
-        if (slowest := max(each, default=0.0)) >= seconds:
-            seconds, how = slowest, "at the same time, the slowest peer's seconds"
-    if len(soundings) > 1:
-        say(f"{rounds} rounds of all peers, {how}: {in_time(seconds)}")
-    if seconds > LONG:
-        say(SHORTER)
+    for line in duration(soundings, recipe):
+        say(line)
     if soundings and (compared := soundings[0].compared):  # all peers have the same task
         say(f"answers are compared {COMPARED[compared]}")
     for one in soundings:
@@ -135,18 +117,11 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             console.print(shown.append(f"{shortened(question)} → {shortened(completion)}", style="default"))
     peers_of: dict[str, list[str]] = {}
     for one in soundings:
-        changes = advice(one, recipe)
-        if one.idle_filter is not None:
-            changes.append(
-                f"completions of {one.mean_length:.0f} tokens hardly come to {one.idle_filter:g} nats of KL, so the "
-                f'filter drops nothing; for short ones set objective.kl_estimator = "k3" and kl_threshold = 0.5'
-            )
-        for line in [verdict(one), *changes, *rate_advice(recipe.peer(one.peer), one.parameters)]:
+        for line in one.advice:
             peers_of.setdefault(line, []).append(one.peer)
     for line, peers in peers_of.items():
         say(f"{', '.join(peers)}: {line}")
-    if any(line.endswith(BELOW) for line in peers_of):
-        say(easy_format(recipe, soundings[0].example, soundings[0].compared), end="")
+    say(max((one.recipe_part for one in soundings), default=""), end="")  # all peers have the same task
 
 
 def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.table.Table:
