@@ -33,8 +33,8 @@ from ftis import admission as admission_module
 from ftis import codec
 from ftis.admission import Admission, Admitter, Reason
 from ftis.codec import decode
-from ftis.config import PromptConfig, RewardConfig
-from ftis.rewards.scoring import CompletionError, RewardError, load_scorer
+from ftis.config import PromptConfig, RewardConfig, RunError
+from ftis.rewards.scoring import CompletionError, load_scorer
 from ftis.rollouts import Group, Prompt, Rollout
 
 
@@ -162,7 +162,7 @@ def test_a_completion_that_the_reward_function_fails_on_rejects_its_group_and_le
     assert "no number" in only(admission).detail
     with pytest.raises(CompletionError):  # of own completions it is the run's own error
         judge.score_group(group(0))
-    for failure in (RewardError, ZeroDivisionError):  # as where a helper cannot be started: nothing would be scored
+    for failure in (RunError, ZeroDivisionError):  # as if a helper cannot be started: nothing would be scored
         judge = Admitter(TERMS, failing, lambda ids: "")
         with pytest.raises(failure):
             judge.admit("ada", message(group(1), group(0)), round=0)

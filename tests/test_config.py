@@ -17,7 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ftis.config import FtisError, Recipe, RecipeError
+from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError
+from ftis.objectives import resolve
 from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import SECTIONS, load, parse, set_key, split_override, with_arm
 from ftis.recipe.paths import require_paths
@@ -113,6 +114,22 @@ def test_a_recipe_is_read_and_written_and_read_again(path: Path) -> None:
     assert type(whole.sampling.temperature) is float
     assert whole.objective.kl_threshold == math.inf
     assert parse(json.loads(recipe_text(whole))) == whole
+
+
+def test_the_defaults_are_the_papers_where_it_gives_one() -> None:
+    recipe = parse(SMALLEST)
+    objective, peer, training = resolve(recipe.objective), recipe.peers[0], recipe.training
+    assert (recipe.sampling.num_generations, recipe.sampling.temperature, recipe.sampling.top_p) == (12, 1.0, 1.0)
+    assert (training.rounds, training.prompts_per_round, training.num_iterations) == (50, 24, 1)
+    assert (training.steps_per_generation, training.mode, training.scale_rewards) == (1, "vertical", "group")
+    assert (recipe.objective.name, objective.kl_threshold, objective.importance_sampling_clip_max) == ("F-TIS", 50, 2)
+    assert (objective.kl_estimator, objective.kl_reduction) == ("k1", "sum")
+    assert (objective.epsilon, objective.epsilon_high) == (0.2, None)
+    assert (peer.train, peer.learning_rate, peer.lora_r) == ("full", 1e-6, 128)
+    assert peer.lora_target_modules == ("q_proj", "v_proj")
+    assert recipe.prompt.system_prompt == DEFAULT_SYSTEM_PROMPT
+    assert {"<think>", "<answer>"} <= set(re.findall("<[a-z]+>", DEFAULT_SYSTEM_PROMPT))
+    assert recipe.experiment.baselines == ("alone",)
 
 
 def test_a_mistyped_key_of_any_section_leads_to_the_key() -> None:

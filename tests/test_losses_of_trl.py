@@ -161,6 +161,15 @@ def test_beta_by_hand(name: str) -> None:
     assert gradient[mask].tolist() == pytest.approx([w * g for w, g in zip(weights, [-1, -1, 0.5], strict=True)])
 
 
+@pytest.mark.parametrize("name", TRLS)
+def test_microbatches_add_up(name: str) -> None:
+    whole_loss, whole = ours(name, foreign=True, beta=0.3)
+    for parts in ((slice(0, 3), slice(3, 8)), tuple(slice(i, i + 1) for i in range(8))):
+        loss, gradient = ours(name, foreign=True, parts=parts, beta=0.3)
+        assert loss == pytest.approx(whole_loss, rel=1e-12)
+        assert flat(gradient) == pytest.approx(flat(whole), rel=1e-12)
+
+
 # Two completions as in test_objectives: Â = 1, −1; π_θ/π_old = 1.1, 1.5, 0.5 | 0.5, 1.5; weights 1/2, 4, 1 | 3, 1/12
 # before the cap of 2. The geometric means of the ratios are 0.825^(1/3) and 0.75^(1/2), of which the second is clipped.
 MEAN = 0.825 ** (1 / 3)

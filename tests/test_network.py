@@ -476,15 +476,13 @@ def test_a_status_has_totals_of_all_rounds_and_reads_as_it_was_stated() -> None:
     assert said["from"]["b"] == {"admitted": 16, "rejected": 0, "late": 2, "bytes": 0, "quarantined": 1}
 
 
-def test_a_peer_that_samples_while_messages_arrive_is_sampling(peers: Peers) -> None:
+def test_a_peer_that_samples_while_messages_arrive_is_sampling(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = two_ready(peers)
     b.publish(0, peers.message("b", 0))
     a.offer(Outgoing(0, peers.message("a", 0), ()))
-    states = [a.status.facts["state"]]
-
-    def messages() -> Collected | None:
-        states.append(a.status.facts["state"])
-        return a.collected()
-
-    assert a._wait_for(messages) is not None
-    assert [*states, a.status.facts["state"]] == ["sampling", "collecting", "training"]
+    a._arriving.result()
+    assert a.status.facts["state"] == "sampling", "the messages are there, and the peer has not asked for them"
+    states: list[str] = []
+    monkeypatch.setattr(a.status, "doing", states.append)
+    assert a.collected() is not None
+    assert states == ["collecting", "training"]

@@ -36,10 +36,12 @@ from ftis.objectives import (
     lifted,
     log_probs,
     over_generator,
+    over_old,
     policy_loss,
     resolve,
     sequence_kl,
     truncated,
+    unweighted,
 )
 
 SIX = ["NoIS", "VIS", "TIS", "F-NoIS", "F-VIS", "F-TIS"]
@@ -190,6 +192,16 @@ def test_loss_and_gradient_are_the_reference(name: str) -> None:
     assert wanted <= seen.keys()
 
 
+def test_the_table_of_objectives() -> None:
+    plain = {"NoIS": Objective(), "VIS": Objective(ratio=over_generator), "TIS": Objective(weight=truncated)}
+    filtered = {f"F-{name}": replace(objective, filtered=True) for name, objective in plain.items()}
+    assert {name: OBJECTIVES[name] for name in SIX} == plain | filtered
+    assert list(OBJECTIVES) == [*SIX, "F-TIS-lifted", "GSPO", "CISPO", "DAPO", "Dr-GRPO"]
+    assert (F_TIS.ratio, Objective().weight, OBJECTIVES["Dr-GRPO"].advantage) == (over_old, unweighted, centred)
+    assert (F_TIS.importance_sampling_clip_max, F_TIS.kl_threshold, F_TIS.epsilon) == (2.0, 50.0, 0.2)
+    assert (F_TIS.kl_estimator, F_TIS.kl_reduction, F_TIS.epsilon_high) == ("k1", "sum", None)
+
+
 def test_two_completions_by_hand() -> None:
     first, second = [-0.55 / 6, 0, -0.5 / 6], [0, 0.125 / 4, 0]
     cases: list[tuple[str, dict[str, Any], float, Rows]] = [
@@ -256,6 +268,25 @@ def test_on_own_rollouts_all_are_nois(seed: int) -> None:
         assert_same(found, value_and_gradient(OBJECTIVES["NoIS"], one))
     loose = value_and_gradient(replace(OBJECTIVES["NoIS"], epsilon=1 - 1e-15, epsilon_high=1e9), one)
     assert_same(value_and_gradient(replace(OBJECTIVES["CISPO"], epsilon_high=1e9), one), loose)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds)
+def test_special_cases_are_the_simpler_objective(seed: int) -> None:
+    sample = draw(seed)
+    for name in FILTERED:
+        keeps_all = replace(OBJECTIVES[name], kl_threshold=math.inf)
+        plain = OBJECTIVES[name.removeprefix("F-")]
+        assert_same(value_and_gradient(keeps_all, sample), value_and_gradient(plain, sample), 0.0)
+    unset, equal = OBJECTIVES["TIS"], replace(OBJECTIVES["TIS"], epsilon_high=0.2)
+    assert_same(value_and_gradient(unset, sample), value_and_gradient(equal, sample), 0.0)
+    vis = OBJECTIVES["VIS"]
+    assert_same(value_and_gradient(replace(vis, clip_joint=True), sample), value_and_gradient(vis, sample), 0.0)
+    # At π = π_old, without clipping and truncation, VIS and TIS are the plain importance-weighted gradient.
+    sample.logp = sample.old
+    wide: dict[str, Any] = {"epsilon": 1.0 - 1e-15, "epsilon_high": 1e9, "importance_sampling_clip_max": math.inf}
+    tis, vis = (replace(OBJECTIVES[name], **wide) for name in ("TIS", "VIS"))
+    assert_same(value_and_gradient(vis, sample), value_and_gradient(tis, sample))
 
 
 @settings(deadline=None, max_examples=30)
@@ -467,7 +498,6 @@ def test_group_advantages_by_hand() -> None:
     assert grouped(reward, group) == pytest.approx([1, math.sqrt(2), -1, -(0.5**0.5), -1, -(0.5**0.5), 1])
     unscaled = [0.5, 2 / 3, -0.5, -1 / 3, -0.5, -1 / 3, 0.5]
     assert grouped(reward, group, "none") == pytest.approx(unscaled)
-    assert OBJECTIVES["Dr-GRPO"].advantage is centred
     given_ = rewards(reward, group, [0] * 7)
     assert within_group(given_).tolist() == grouped(reward, group)
     assert within_group(replace(given_, scale="none")).tolist() == centred(given_).tolist() == pytest.approx(unscaled)

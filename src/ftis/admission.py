@@ -221,8 +221,7 @@ class Admitter:
             Exception: every error of the scorer or the detokenizer, except ScoringError. Nothing of the message is
                 remembered then.
         """
-        oldest = round - self.terms.max_staleness
-        self._admitted = {at: groups for at, groups in self._admitted.items() if at >= oldest}
+        self._forget_before(round - self.terms.max_staleness)
         if sender not in self.terms.roster:
             return rejected(sender, Reason.NOT_IN_ROSTER, f"{sender!r} is no peer of this run")
         if len(data) > self._limits.max_bytes:
@@ -273,6 +272,9 @@ class Admitter:
             keys = {(sender, scored.group.item) for scored in admitted}
             self._admitted.setdefault(header.round, set()).update(keys)
         return Admission(sender, tuple(admitted), tuple(rejections), tuple(passed_over))
+
+    def _forget_before(self, oldest: int) -> None:
+        self._admitted = {round: groups for round, groups in self._admitted.items() if round >= oldest}
 
     def score_group(self, group: Group) -> ScoredGroup:
         """A group of this peer's own ids, with the text and the reward of each completion."""

@@ -170,7 +170,7 @@ def _asks_plainly(recipe: Recipe, example: Sequence[str] | None) -> bool:
 
 
 def _easier(recipe: Recipe, outcome: Outcome, more: str = "") -> str:
-    """The ways to more right answers, with ``more`` of them, and whether lines below show one. Loads easier tasks."""
+    """The ways to more right answers, ``more`` last, and whether lines below show one. Loads easier tasks."""
     easier = f"give easier problems ({', '.join(easier_tasks(recipe)) or 'in the data'})"
     if recipe.task.environment is not None:
         return f"{easier}, or raise sampling.max_turns{more}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
+import re
 
 import torch
-from packaging.version import Version
 
 from ftis.check.quantities import in_bytes
 from ftis.machine.resources import cores, total_bytes
@@ -24,7 +24,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
     rows.append(("python", "ok", platform.python_version(), ""))
     for package, minimum in NEEDED.items():
         found = importlib.metadata.version(package)
-        enough = Version(found) >= Version(minimum)
+        enough = _version(found) >= _version(minimum)
         remedy = "" if enough else f'pip install "{package}>={minimum}"'
         rows.append((package, "ok" if enough else "problem", found, remedy))
     rows.append(("cores, memory", "ok", f"{cores()} cores, {in_bytes(total_bytes())}", ""))
@@ -55,3 +55,7 @@ def diagnose() -> list[tuple[str, str, str, str]]:
         present = importlib.util.find_spec(module) is not None
         rows.append((name, "ok" if present else "absent", use, "" if present else f"pip install {extra(name)}"))
     return rows
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])

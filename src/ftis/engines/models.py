@@ -24,7 +24,7 @@ from transformers import (
 from ftis.config import PeerConfig, first_line
 from ftis.engines.kept import checkpoint_layers, keep_frozen_in_bfloat16, share_frozen
 from ftis.engines.optimizers import bitsandbytes
-from ftis.engines.places import only_here, saved_step
+from ftis.engines.places import CHECKPOINT, only_here
 from ftis.engines.sources import NO_CODE, adapter_config, check_directory, place_of_base, why_not_loaded
 from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Floats
@@ -144,7 +144,7 @@ def inner_width(text: Any) -> int:
 
 def _refuse_second_adapter(config: PeerConfig, source: str) -> None:
     if config.train == "lora":
-        of_a_run = saved_step(Path(source)) is not None
+        of_a_run = Path(source).name.startswith(CHECKPOINT)
         command = f"ftis export {source} --merge, and name its result" if of_a_run else "peft's merge_and_unload"
         raise ModelError(
             f"peer {config.name!r}: {source} is itself a LoRA adapter, and a second one cannot be saved: merge it "

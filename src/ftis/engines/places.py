@@ -32,19 +32,23 @@ def no_model_at(source: str) -> str:
     )
 
 
+CHECKPOINT = "checkpoint-"
+"""The beginning of the name of a checkpoint's directory; the step follows."""
+
+
 def checkpoint_path(peer: Path, step: int) -> Path:
     """The directory of a peer's checkpoint after ``step`` finished rounds."""
-    return peer / f"checkpoint-{step}"
+    return peer / f"{CHECKPOINT}{step}"
 
 
 def saved_steps(peer: Path) -> list[int]:
     """The finished rounds of each checkpoint of a peer, whose directory this is, ascending."""
-    return sorted(step for path in peer.glob("checkpoint-*") if (step := saved_step(path)) is not None)
+    return sorted(step for path in peer.glob(f"{CHECKPOINT}*") if (step := saved_step(path)) is not None)
 
 
 def saved_step(path: Path) -> int | None:
     """The step of a checkpoint's directory; None for any other path."""
-    named = re.fullmatch(r"checkpoint-(\d{1,9})", path.name)
+    named = re.fullmatch(rf"{CHECKPOINT}(\d{{1,9}})", path.name)
     return int(named[1]) if named else None
 
 

@@ -10,7 +10,7 @@ import huggingface_hub
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ftis.config import first_line
-from ftis.engines.places import checkpoint_path, looks_local, no_model_at, only_here, saved_steps
+from ftis.engines.places import CHECKPOINT, looks_local, no_model_at, only_here
 from ftis.policy import ModelError
 
 NO_CODE = {"trust_remote_code": False}
@@ -22,8 +22,8 @@ def check_directory(source: str) -> None:
     directory = Path(source)
     if not looks_local(source) or (directory / "config.json").exists() or (directory / "adapter_config.json").exists():
         return
-    peers = sorted([directory, *directory.glob("*/"), *directory.glob("*/*/")])
-    below = [checkpoint_path(peer, step) for peer in peers for step in saved_steps(peer)]
+    found = (place for depth in ("", "*/", "*/*/") for place in directory.glob(f"{depth}{CHECKPOINT}*"))
+    below = sorted(found, key=lambda place: (place.parent, len(place.name), place.name))  # by peer, then by step
     if checkpoints := [place.name for place in below if place.parent == directory]:
         raise ModelError(f"no model at {source}, but in {', '.join(checkpoints)} there: name one of these")
     if below:

@@ -119,9 +119,10 @@ class EventRow:
     @staticmethod
     def of(line: Mapping[str, Any]) -> EventRow:
         """The row of a line. Raises TypeError if the line holds no such row."""
-        _require(line, int, *({"step", "round"} & line.keys()))
-        _require(line, str, *({"text"} & line.keys()))
-        return EventRow(str(line.get("time", "")), of_json(line))
+        if (event := of_json(line)) is not None:
+            _require(line, int, *({"step", "round"} & line.keys()))
+            _require(line, str, *({"text"} & line.keys()))
+        return EventRow(str(line.get("time", "")), event)
 
 
 def _require(line: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str) -> None:

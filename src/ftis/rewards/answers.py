@@ -185,7 +185,7 @@ def answers_equal(given: str, expected: str, kind: AnswerKind) -> bool:
       base, it must be the same.
     - ``exact``: equal text, without surrounding whitespace.
 
-    A RewardError if there is no such kind, or the process that compares LaTeX cannot be started.
+    A RewardError if there is no such kind, a RunError if the process that compares LaTeX cannot be started.
     """
     if kind not in ("number", "math", "exact"):
         raise RewardError(f"answer kind {kind!r}: use one of number, math, exact")

@@ -214,7 +214,7 @@ class NetworkExchange:
         return target
 
     def hear(self, event: Event) -> None:
-        """Pass an event of this peer on to ``say``, and note the end of a round for the status and the peer's share."""
+        """Pass an event of this peer on to ``say`` and its status, and the end of a round to its share of prompts."""
         self._say(event)
         self.status.hear(event)
         if isinstance(event, RoundEnded):

@@ -121,7 +121,7 @@ def print_soundings(soundings: Sequence[Sounding], recipe: Recipe, console: Cons
             peers_of.setdefault(line, []).append(one.peer)
     for line, peers in peers_of.items():
         say(f"{', '.join(peers)}: {line}")
-    say(max((one.recipe_part for one in soundings), default=""), end="")  # all peers have the same task
+    say(next((one.recipe_part for one in soundings if one.recipe_part), ""), end="")  # all peers have the same task
 
 
 def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.table.Table:
