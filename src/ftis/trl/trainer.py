@@ -363,7 +363,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         else:
             played, texts = [list(column) for column in zip(*self._episodes, strict=True)]
             pairs = zip(mine, played, strict=True)
-            mine = [replace(one, observed=played.observed, overdue=played.overdue) for one, played in pairs]
+            mine = [replace(one, observed=episode.observed, overdue=episode.overdue) for one, episode in pairs]
         every = self.ranks.together(list(zip(mine, texts, old_logp, ratios, strict=True)))
         if not self.agreed:
             turn_N = [one.observed[0].at if one.observed else len(one) for one in mine]
