@@ -176,7 +176,7 @@ def make_tokenizer(chat_template: bool = False) -> PreTrainedTokenizerFast:
 
 
 def make_model(kind: str, seed: int, **overrides: Any) -> PreTrainedModel:
-    """Random weights, large enough that the next token's distribution is far from uniform."""
+    """Random weights, large enough that the next token's distribution is far from uniform. The caller's seed stays."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -197,7 +197,8 @@ def make_model(kind: str, seed: int, **overrides: Any) -> PreTrainedModel:
     if model_type in ("gpt2", "gptj"):
         for name in ("num_key_value_heads", "intermediate_size"):
             settings.pop(name)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+    with torch.random.fork_rng(devices=()):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
     generator = torch.Generator().manual_seed(seed)
     embedding = model.get_input_embeddings().weight
     with torch.no_grad():
