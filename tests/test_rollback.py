@@ -17,10 +17,9 @@ from ftis.directory.claiming import swarm_lock
 from ftis.directory.rollback import roll_back
 from ftis.engines.places import saved_steps
 from ftis.honesty.selection import HonestyTest
-from ftis.records import accusations
 from ftis.records.files import InUseError, locked, read_jsonl
 from ftis.records.plan import read_provenance, write_run
-from ftis.run import checkpoint
+from ftis.run import accusations, checkpoint
 from recipes import recipe_of, write_recipe
 
 RUN = Path("runs") / "tiny-seed0"

@@ -27,10 +27,9 @@ from ftis.joining import join as swarm
 from ftis.joining import network
 from ftis.library import join as join_by_python
 from ftis.recipe.parsing import load
-from ftis.records import accusations
 from ftis.records.files import InUseError, locked, read_jsonl
 from ftis.records.plan import read_provenance, write_run
-from ftis.run import checkpoint
+from ftis.run import accusations, checkpoint
 from ftis.swarm.identity import IdentityError, public_hex
 
 pytestmark = pytest.mark.slow

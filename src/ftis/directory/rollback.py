@@ -22,13 +22,12 @@ from ftis.directory.provenance import note_rollback
 from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import arms_of
-from ftis.records import accusations
-from ftis.records.accusations import Accusation
 from ftis.records.files import EVALUATIONS, METRICS, locked
 from ftis.records.plan import CURVES, EXPERIMENT, REPORT, RESULTS, SUMMARY, read_plan
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
-from ftis.run import checkpoint
+from ftis.run import accusations, checkpoint
+from ftis.run.accusations import Accusation
 
 DERIVED = (SUMMARY, RESULTS, CURVES, REPORT)
 """Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""

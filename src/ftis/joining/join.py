@@ -28,12 +28,12 @@ from ftis.joining.network import credentials, identity_directory, in_network
 from ftis.machine.resources import cores
 from ftis.preparing.checks import Checked, check
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
-from ftis.records import accusations
 from ftis.records.events import ArmBegun, NetworkEvent, Planned, Say, placed, unheard
 from ftis.records.files import locked
 from ftis.records.reading import PeerRun
 from ftis.records.trackers import open_trackers
 from ftis.records.writing import EventLog, Records
+from ftis.run import accusations
 from ftis.run.assembly import assemble
 from ftis.run.together import go_on
 from ftis.swarm.session import check_endpoints

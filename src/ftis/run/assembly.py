@@ -21,11 +21,10 @@ from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.recipe.own_code import staying
-from ftis.records import accusations
 from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
-from ftis.run import checkpoint
+from ftis.run import accusations, checkpoint
 from ftis.run.evaluate import Exam
 from ftis.run.membership import end_tokens_of, member_of
 from ftis.run.training import Trainer

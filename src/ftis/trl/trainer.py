@@ -39,11 +39,11 @@ from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
-from ftis.records import accusations
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
 from ftis.records.files import METRICS, locked, write_whole
 from ftis.records.writing import Records
 from ftis.rollouts import Floats, Group, Ints, Prompt, Rollout, ScoredGroup, collate
+from ftis.run import accusations
 from ftis.run.assembly import longest_row
 from ftis.schedule import seed_of
 from ftis.selection import Chosen
