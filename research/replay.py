@@ -31,7 +31,6 @@ from ftis.admission import Admission, Collected
 from ftis.cli_options import Overrides, console
 from ftis.config import Recipe, RecipeError, RunError, excerpt
 from ftis.directory.provenance import provenance
-from ftis.engines.places import saved_steps
 from ftis.machine.resources import with_threads
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.metric_keys import by_peer, peer_key
@@ -40,7 +39,7 @@ from ftis.peer import Peer
 from ftis.recipe.arms import arms_of, threads_of
 from ftis.recipe.parsing import parse, set_key, split_override
 from ftis.records.events import ArmBegun, PeerFinished, PeerStarted, Say, placed, unheard
-from ftis.records.files import write_json
+from ftis.records.files import saved_steps, write_json
 from ftis.records.plan import PROVENANCE, read_plan, read_provenance
 from ftis.records.reading import PeerRun, observed_in
 from ftis.records.rollouts import read_rollouts, rollouts_path

@@ -23,10 +23,10 @@ from run_files import same
 from torch import Tensor
 
 from ftis.config import FtisError
-from ftis.engines.places import saved_steps
 from ftis.honesty.selection import HonestyTest
 from ftis.member import Cursor
 from ftis.policy import Policy
+from ftis.records.files import saved_steps
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 from recipes import recipe_of

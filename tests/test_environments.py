@@ -40,7 +40,6 @@ from ftis.admission import Admission, Admitter, Collected, Reason
 from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
-from ftis.engines.places import checkpoint_path
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import LONGEST, Calculator
 from ftis.environments.contract import Actions, open_environment
@@ -53,6 +52,7 @@ from ftis.peer import Drawn, Peer
 from ftis.preparing.checks import _owns_reward
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
+from ftis.records.files import checkpoint_path
 from ftis.rollouts import Batch, Group, Ints, Observed, Prompt, Rollout, ScoredGroup
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble

@@ -18,7 +18,6 @@ from twin import Twin
 
 from ftis.admission import Admitter, Collected
 from ftis.config import Recipe
-from ftis.engines.places import saved_steps
 from ftis.experiment.runs import run
 from ftis.guards.regret import NoRegret
 from ftis.learning import judge
@@ -26,7 +25,7 @@ from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.recipe.parsing import parse
 from ftis.records.events import Event, NetworkEvent, RoundEnded, Say, unheard
-from ftis.records.files import read_jsonl
+from ftis.records.files import read_jsonl, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records
 from ftis.rollouts import collate

@@ -16,11 +16,11 @@ from run_files import differences, records_of, weights
 
 from ftis.config import PeerConfig
 from ftis.engines.models import require_precision
-from ftis.engines.places import saved_steps
 from ftis.guards.regret import ALONE, PROBATION, NoRegret, no_regret
 from ftis.policy import ModelError
 from ftis.recipe.parsing import load
 from ftis.records.events import Event, NetworkEvent
+from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
 from ftis.rollouts import Group, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble, second

@@ -15,9 +15,8 @@ from run_files import differences, records_of, same, weights, without_times
 from ftis.config import FtisError
 from ftis.directory.claiming import swarm_lock
 from ftis.directory.rollback import roll_back
-from ftis.engines.places import saved_steps
 from ftis.honesty.selection import HonestyTest
-from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
 from recipes import recipe_of, write_recipe

@@ -22,12 +22,11 @@ from watched import HUNG, Watched
 
 from ftis.directory.claiming import swarm_lock
 from ftis.directory.rollback import roll_back
-from ftis.engines.places import saved_steps
 from ftis.joining import join as swarm
 from ftis.joining import network
 from ftis.library import join as join_by_python
 from ftis.recipe.parsing import load
-from ftis.records.files import InUseError, locked, read_jsonl
+from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
 from ftis.swarm.identity import IdentityError, public_hex

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis.admission import Collected
-from ftis.engines.places import saved_steps
 from ftis.member import Outgoing
 from ftis.recipe.parsing import load
+from ftis.records.files import saved_steps
 from ftis.run.assembly import assemble
 from ftis.run.together import Rounds, Turns, delivered, go_on, in_turns
 from ftis.swarm.facts import ExchangeError

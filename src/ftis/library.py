@@ -21,7 +21,6 @@ from ftis.check.plan import plan, to_join
 from ftis.check.preflight import Sounding
 from ftis.check.preflight import preflight as sound_peers
 from ftis.config import Recipe, RecipeError
-from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.engines.tokenizers import lacking
 from ftis.experiment.runs import run
 from ftis.experiment.workers import Stop, interrupts
@@ -35,6 +34,7 @@ from ftis.recipe.own_code import give
 from ftis.recipe.parsing import dotted, parse, set_key, split_override, with_arm
 from ftis.recipe.parsing import load as load_file
 from ftis.records.events import Planned, Say, unheard
+from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.reading import read_run
 from ftis.rewards.answers import require_rewardable
 from ftis.run.assembly import examine

@@ -11,10 +11,9 @@ from typing import Any
 
 from ftis.config import Recipe, RunError, excerpt
 from ftis.directory.provenance import LOCK, LOCK_SECONDS, beginning, check_problems, note_continuation, provenance
-from ftis.engines.places import saved_steps
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arms_of
-from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked
+from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps
 from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, write_run
 
 FREE_ON_RESUME = (

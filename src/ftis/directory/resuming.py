@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ftis.config import Recipe, RunError
 from ftis.directory.provenance import longest_unsaved
-from ftis.engines.places import saved_steps
+from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
 
 

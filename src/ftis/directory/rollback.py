@@ -19,10 +19,9 @@ from typing import Any
 from ftis.config import Recipe, RunError
 from ftis.directory.claiming import peer_lock, swarm_lock
 from ftis.directory.provenance import note_rollback
-from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.honesty.selection import HonestyTest
 from ftis.recipe.arms import arms_of
-from ftis.records.files import EVALUATIONS, METRICS, locked
+from ftis.records.files import EVALUATIONS, METRICS, checkpoint_path, locked, saved_steps
 from ftis.records.plan import CURVES, EXPERIMENT, REPORT, RESULTS, SUMMARY, read_plan
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after

@@ -1,8 +1,7 @@
-"""The places of models and checkpoints on this machine, and a look whether the Hub answers. This needs no torch."""
+"""The places of models on this machine, and a look whether the Hub answers. This needs no torch."""
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,8 @@ from ftis.config import did_you_mean
 
 TRIES = 2
 """Requests to the Hub without an answer, after which it counts as out of reach."""
+CHECKPOINT = "checkpoint-"
+"""The beginning of the name of a checkpoint's directory; the step follows."""
 
 
 def looks_local(source: str) -> bool:
@@ -30,26 +31,6 @@ def no_model_at(source: str) -> str:
         f"directory, a Hub id such as Qwen/Qwen2.5-1.5B, or starter:small; {fetched}"
         f"{did_you_mean(directory.name, beside)}"
     )
-
-
-CHECKPOINT = "checkpoint-"
-"""The beginning of the name of a checkpoint's directory; the step follows."""
-
-
-def checkpoint_path(peer: Path, step: int) -> Path:
-    """The directory of a peer's checkpoint after ``step`` finished rounds."""
-    return peer / f"{CHECKPOINT}{step}"
-
-
-def saved_steps(peer: Path) -> list[int]:
-    """The finished rounds of each checkpoint of a peer, whose directory this is, ascending."""
-    return sorted(step for path in peer.glob(f"{CHECKPOINT}*") if (step := saved_step(path)) is not None)
-
-
-def saved_step(path: Path) -> int | None:
-    """The step of a checkpoint's directory; None for any other path."""
-    named = re.fullmatch(rf"{CHECKPOINT}(\d{{1,9}})", path.name)
-    return int(named[1]) if named else None
 
 
 def only_here(source: str) -> bool:

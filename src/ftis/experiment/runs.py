@@ -27,7 +27,6 @@ from ftis.directory.claiming import claim, delete_run, may_claim, peer_lock, req
 from ftis.directory.provenance import LOCK_SECONDS
 from ftis.directory.resuming import is_finished, repeats, require_checkpoint, resume_step
 from ftis.engines.offload import Offload
-from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.experiment.processes import (
     computing_at_a_time,
     frozen_base,
@@ -43,7 +42,7 @@ from ftis.preparing.checks import Checked, check_to_train
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
-from ftis.records.files import locked
+from ftis.records.files import checkpoint_path, locked, saved_steps
 from ftis.records.trackers import open_trackers
 from ftis.records.writing import Records
 from ftis.run import checkpoint

@@ -23,13 +23,12 @@ import torch
 from ftis.config import ArmConfig, Recipe, RecipeError
 from ftis.directory.claiming import claim, delete_run, may_claim, require_free, swarm_lock
 from ftis.directory.resuming import repeats
-from ftis.engines.places import saved_steps
 from ftis.joining.network import credentials, identity_directory, in_network
 from ftis.machine.resources import cores
 from ftis.preparing.checks import Checked, check
 from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import ArmBegun, NetworkEvent, Planned, Say, placed, unheard
-from ftis.records.files import locked
+from ftis.records.files import locked, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.trackers import open_trackers
 from ftis.records.writing import EventLog, Records

@@ -1,9 +1,10 @@
-"""Files and directories that are either whole or absent, JSON lines, and locks that end with their process."""
+"""Files and directories that are whole or absent, JSON lines, checkpoints' names, and locks that end with a process."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import filelock
 
 from ftis.config import FtisError
+from ftis.engines.places import CHECKPOINT
 from ftis.records.lines import Lines, any_row, damaged
 
 METRICS, EVALUATIONS, EVENTS = "metrics.jsonl", "evaluations.jsonl", "events.jsonl"
@@ -26,6 +28,22 @@ LARGEST_DOCUMENT = 1 << 26
 
 class InUseError(FtisError):
     """Another process holds a lock."""
+
+
+def checkpoint_path(peer: Path, step: int) -> Path:
+    """The directory of a peer's checkpoint after ``step`` finished rounds."""
+    return peer / f"{CHECKPOINT}{step}"
+
+
+def saved_steps(peer: Path) -> list[int]:
+    """The finished rounds of each checkpoint of a peer, whose directory this is, ascending."""
+    return sorted(step for path in peer.glob(f"{CHECKPOINT}*") if (step := saved_step(path)) is not None)
+
+
+def saved_step(path: Path) -> int | None:
+    """The step of a checkpoint's directory; None for any other path."""
+    named = re.fullmatch(rf"{CHECKPOINT}(\d{{1,9}})", path.name)
+    return int(named[1]) if named else None
 
 
 def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:

@@ -18,11 +18,10 @@ from statistics import fmean
 from typing import Any
 
 from ftis.config import Recipe
-from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, NO_NUMBERS, SAMPLE, UPDATE, by_peer, peer_key, seconds_by_stage
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.events import Event, of_json
-from ftis.records.files import EVALUATIONS, EVENTS, METRICS
+from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
 from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import RECIPE, Plan, Provenance, provenances, read_plan
 from ftis.records.rollouts import read_rollouts, recorded_rounds, rollouts_path

@@ -25,11 +25,10 @@ from safetensors import SafetensorError
 from ftis.codec import Message, decode, encode
 from ftis.config import FtisError, PeerConfig, RecipeError, first_line
 from ftis.engines.optimizers import load_state
-from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.member import Cursor
 from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
-from ftis.records.files import PARTIAL, partial_directory, whole_directory
+from ftis.records.files import PARTIAL, checkpoint_path, partial_directory, saved_steps, whole_directory
 from ftis.selection import Selection
 
 STATE = "trainer_state"

@@ -15,11 +15,11 @@ from transformers import GenerationConfig
 
 from ftis.config import PeerConfig, Recipe, RunError, SamplingConfig, first_line
 from ftis.engines.models import generation_defaults, load_model
-from ftis.engines.places import checkpoint_path, looks_local, saved_step, saved_steps
+from ftis.engines.places import looks_local
 from ftis.engines.sources import base_of_adapter
 from ftis.engines.tokenizers import ids_of, load_tokenizer
 from ftis.policy import own_ends
-from ftis.records.files import whole_directory
+from ftis.records.files import checkpoint_path, saved_step, saved_steps, whole_directory
 from ftis.records.plan import read_plan
 from ftis.records.reading import PeerRun
 from ftis.run import checkpoint

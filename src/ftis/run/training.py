@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from ftis.engines.devices import peak_bytes
 from ftis.engines.handover import Copied
-from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.engines.stops import Stopping
 from ftis.guards.regret import NoRegret
 from ftis.measures import RoundRecord
@@ -29,6 +28,7 @@ from ftis.records.events import (
     Say,
     Stopped,
 )
+from ftis.records.files import checkpoint_path, saved_steps
 from ftis.records.reading import EvaluationRow, PeerRun
 from ftis.records.writing import Records
 from ftis.rewards.parts import parts_of_reward

@@ -21,7 +21,6 @@ from typing import Any
 from rich.console import Console
 
 from ftis.config import FtisError, Recipe, RecipeError
-from ftis.engines.places import checkpoint_path, saved_steps
 from ftis.environments.play import Player
 from ftis.joining.network import credentials, identity_directory, in_network
 from ftis.member import Cursor, Member
@@ -29,7 +28,7 @@ from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arm_configs
 from ftis.records.events import ArmBegun, PeerStarted, Say, placed
-from ftis.records.files import EVENTS
+from ftis.records.files import EVENTS, checkpoint_path, saved_steps
 from ftis.records.reading import PeerRun
 from ftis.records.writing import EventLog
 from ftis.rollouts import Ints, Prompt

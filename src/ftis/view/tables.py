@@ -16,8 +16,8 @@ from ftis.check.estimate import checkpoints_kept
 from ftis.check.preflight import Sounding, duration
 from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.config import Recipe, cut
-from ftis.engines.places import checkpoint_path
 from ftis.prompts import AnswerKind
+from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
 from ftis.swarm.status import COUNTS
 from ftis.view.charts import arm_styles
