@@ -42,7 +42,7 @@ from ftis.member import Outgoing
 from ftis.recipe.parsing import load
 from ftis.records.reading import VALIDATION, PeerRun
 from ftis.run.assembly import assemble
-from ftis.run.together import Rounds, in_turns
+from ftis.run.together import TurnTaking, in_turns
 from research.adaptive import DEFENCES, test_of
 from research.findings.__main__ import FINDINGS, Cell, Summary, written
 
@@ -72,7 +72,7 @@ class Outcome(BaseModel):
     accuracies: dict[str, float]
 
 
-def a_round_late(peers: Mapping[str, Rounds]) -> None:
+def a_round_late(peers: Mapping[str, TurnTaking]) -> None:
     """Let the peers of a swarm go on, each with the others' messages of the round before."""
     before: dict[str, Outgoing] = {}
     replies: dict[str, Collected | None] = dict.fromkeys(peers)

@@ -23,7 +23,7 @@ from ftis.honesty import spellings as spellings_module
 from ftis.honesty.contexts import START, Contexts, Past
 from ftis.honesty.evidence import STAKES, TOLERANCE, TRUSTING, Detector, Ratios, mixtures, ratios_of, share_of
 from ftis.honesty.frequent import SHARES, Frequent, blocks_of
-from ftis.honesty.selection import HonestyTest, Message, Sender, densest, honesty_test, telling_passages
+from ftis.honesty.selection import HonestyTest, Sender, SentRound, densest, honesty_test, telling_passages
 from ftis.honesty.spellings import OTHER, Spellings
 from ftis.rollouts import Floats, Group, Ints, Rollout, ScoredGroup, collate
 from ftis.selection import Judged
@@ -355,7 +355,7 @@ def test_a_lie_in_groups_of_one_is_found_by_its_tokens_at_the_end_of_a_block(mon
     monkeypatch.setattr(Detector, "add", nothing)
     sender = Sender(Detector(40), Frequent(40))
     rows = [Rollout(ints(7), floats(-6))] * 20
-    assert sender.add(Message(0, rows, np.arange(20), [None] * 20, np.ones(20, np.bool_)), 20.0)
+    assert sender.add(SentRound(0, rows, np.arange(20), [None] * 20, np.ones(20, np.bool_)), 20.0)
     assert sender.found_after == 16, "the first block has no keys before it, and the second ends here"
     assert sender.passages == [[7]]
 
@@ -784,7 +784,7 @@ def test_a_flood_of_rare_spellings_loses_no_evidence(monkeypatch: pytest.MonkeyP
 
     def add(rollout: Rollout) -> None:
         one = np.zeros(1, np.int64)
-        sender.add(Message(sender.newest + 1, [rollout], one, [None], one > 0), 1e9)
+        sender.add(SentRound(sender.newest + 1, [rollout], one, [None], one > 0), 1e9)
 
     for _ in range(4):
         add(replace(letters("z"), gen_logp=floats(-9)))

@@ -16,7 +16,7 @@ from ftis.member import Outgoing
 from ftis.recipe.parsing import load
 from ftis.records.files import saved_steps
 from ftis.run.assembly import assemble
-from ftis.run.together import Rounds, Turns, delivered, go_on, in_turns
+from ftis.run.together import Turns, TurnTaking, delivered, go_on, in_turns
 from ftis.swarm.facts import ExchangeError
 
 
@@ -87,7 +87,7 @@ def test_any_order_gives_each_every_message_and_stops_a_swarm_after_one_round(
         assert {finished[name] for name in swarm} == {expected}
 
 
-def peer(name: str, rounds: int, log: list[str], fails_in: int = -1) -> Rounds:
+def peer(name: str, rounds: int, log: list[str], fails_in: int = -1) -> TurnTaking:
     for round in range(rounds):
         log.append(f"{name} begins {round}")
         if round == fails_in:

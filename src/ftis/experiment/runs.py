@@ -47,7 +47,7 @@ from ftis.records.trackers import open_trackers
 from ftis.records.writing import Records
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
-from ftis.run.together import Rounds, Turns, in_turns
+from ftis.run.together import Turns, TurnTaking, in_turns
 from ftis.run.training import Trainer
 
 LOCK_PATIENCE = 1.0
@@ -196,7 +196,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
         for members in _by_swarm(jobs):
             if stop.is_set():
                 return
-            offload, rounds = Offload(), dict[str, Rounds]()
+            offload, rounds = Offload(), dict[str, TurnTaking]()
             peers = [job.recipe.peer(job.peer) for job in members]
             leave, shared = offloads(members[0].recipe, peers), shared_bases(peers)
             with ExitStack() as opened:

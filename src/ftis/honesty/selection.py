@@ -32,7 +32,7 @@ LEAST_GAIN = 3.0
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class SentRound:
     """One sender's rollouts of one round.
 
     Attributes:
@@ -50,11 +50,11 @@ class Message:
     raised_N: npt.NDArray[np.bool_]
 
 
-def joined(messages: Sequence[Message]) -> Message:
+def joined(messages: Sequence[SentRound]) -> SentRound:
     """Messages of one round as if one sender had sent them."""
     groups_M = [int(message.group_N[-1]) + 1 for message in messages]
     firsts_M = np.cumsum(groups_M) - groups_M
-    return Message(
+    return SentRound(
         round=messages[0].round,
         rollouts=[rollout for message in messages for rollout in message.rollouts],
         group_N=np.concatenate([message.group_N + first for message, first in zip(messages, firsts_M, strict=True)]),
@@ -92,7 +92,7 @@ class Sender:
         """The evidence since the best start, in nats: half of the bet is on completions, and half on single tokens."""
         return float(np.logaddexp(self.detector.nats, self.frequent.nats)) - math.log(2)
 
-    def add(self, message: Message, threshold: float) -> bool:
+    def add(self, message: SentRound, threshold: float) -> bool:
         """Take in a message. Returns whether the evidence after one of its groups is at least ``threshold``."""
         if message.round > self.newest:
             self._begin(message.round)
@@ -222,7 +222,7 @@ class HonestyTest(Selection):
         foreign = _foreign(judged)
         # Senders under least suspicion come first. The order must not depend on these messages themselves.
         before = {name: self._sender(name).nats for name, _ in foreign}
-        old_logp_N, passed = judged.spread(judged.old_logp, None), list[tuple[str, Message]]()
+        old_logp_N, passed = judged.spread(judged.old_logp, None), list[tuple[str, SentRound]]()
         for name, round in sorted(foreign, key=lambda sent: (sent[1], before[sent[0]], sent[0])):
             sender = self._sender(name)
             if round <= sender.newest:
@@ -235,7 +235,7 @@ class HonestyTest(Selection):
             for _, of_round in groupby(passed, lambda one: one[1].round):
                 self._test_together(list(of_round))
 
-    def _test_together(self, sent: Sequence[tuple[str, Message]]) -> None:
+    def _test_together(self, sent: Sequence[tuple[str, SentRound]]) -> None:
         """Refuse those messages of one round that take the evidence against all senders, as one, past the threshold.
 
         All messages are tried as one and, if that fails, one by one. So nothing is refused unless the trial of all
@@ -306,7 +306,7 @@ class HonestyTest(Selection):
         self.senders = {name: Sender.of(saved) for name, saved in state["senders"].items()}
 
 
-def _message(judged: Judged, old_logp_N: Sequence[Floats | None], name: str, round: int) -> Message:
+def _message(judged: Judged, old_logp_N: Sequence[Floats | None], name: str, round: int) -> SentRound:
     """One sender's rollouts of one round, and log π_old of those that came in time."""
     batch = judged.batch
     rows = np.flatnonzero((batch.source_N == batch.sources.index(name)) & (batch.round_N == round))
@@ -315,7 +315,7 @@ def _message(judged: Judged, old_logp_N: Sequence[Floats | None], name: str, rou
     _, group_N = np.unique(batch.item_N[rows], return_inverse=True)
     rollouts = [batch.rollouts[row] for row in rows]
     known = [old_logp_N[row] if in_time else None for row in rows.tolist()]
-    return Message(round, rollouts, group_N, known, judged.advantage_N.numpy()[rows] > 0)
+    return SentRound(round, rollouts, group_N, known, judged.advantage_N.numpy()[rows] > 0)
 
 
 def _foreign(judged: Judged) -> set[tuple[str, int]]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from ftis.admission import Collected
 from ftis.member import Outgoing
 
-Rounds = Generator[Outgoing, Collected | None, None]
+TurnTaking = Generator[Outgoing, Collected | None, None]
 """A peer's rounds. The first value sent in is None. A later None asks the peer to stop with its finished rounds."""
 
 Reply = tuple[str, Collected | None]
@@ -89,7 +89,7 @@ class Turns:
 
 
 def in_turns(
-    peers: Mapping[str, Rounds],
+    peers: Mapping[str, TurnTaking],
     before_turn: Callable[[str], None] = lambda name: None,
     after_turn: Callable[[], None] = lambda: None,
 ) -> None:
@@ -123,7 +123,7 @@ def in_turns(
         raise failure
 
 
-def go_on(rounds: Rounds, messages: Callable[[], Collected | None]) -> None:
+def go_on(rounds: TurnTaking, messages: Callable[[], Collected | None]) -> None:
     """Let one peer go on with the ``messages`` of each round, until it has ended.
 
     If they cannot be had, the peer saves its finished rounds and raises that error.

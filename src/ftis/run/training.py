@@ -37,7 +37,7 @@ from ftis.rollouts import Group
 from ftis.run import checkpoint
 from ftis.run.checkpoint import CheckpointError
 from ftis.run.evaluate import Evaluation, Exam
-from ftis.run.together import Rounds
+from ftis.run.together import TurnTaking
 from ftis.sampling import Sampler
 
 
@@ -83,7 +83,7 @@ class Trainer:
         should_stop: Callable[[], bool] = lambda: False,
         next_round: Callable[[int], int] = lambda round: round,
         offer: Callable[[Outgoing], None] = lambda outgoing: None,
-    ) -> Rounds:
+    ) -> TurnTaking:
         """Train from the peer's cursor to the recipe's last round: train, record, save, evaluate.
 
         Yields the peer's message of each round. Goes on with the others' messages, or stops with None.
