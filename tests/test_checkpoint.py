@@ -225,7 +225,7 @@ def test_a_save_killed_at_any_point_leaves_whole_checkpoints_only(tiny_policy: T
         assert steps  # there is always one to go on from
         found.add(tuple(steps))
         for step in steps:
-            checkpoint._check_digests(tmp_path / str(at) / f"checkpoint-{step}")
+            checkpoint.require_whole(tmp_path / str(at), step)
     assert checkpoint.load(tmp_path / "0", 1, policy.config, policy.config.model)[1] == Cursor(1)
     assert found == {(1,), (1, 2), (2,)}
 

@@ -13,7 +13,7 @@ from ftis.records.events import Event, Place, of_json, placed, to_json
 PEER = Place("F-TIS", "a", "seed 0 F-TIS")
 LINES: list[tuple[Event, str]] = [
     (of.Planned(("4 rounds",)), '{"kind": "plan", "lines": ["4 rounds"]}'),
-    (of.Sounded(1, 10, Place(peer="a")), '{"kind": "preflight", "groups": 1, "most": 10, "peer": "a"}'),
+    (of.GroupsTried(1, 10, Place(peer="a")), '{"kind": "preflight", "groups": 1, "most": 10, "peer": "a"}'),
     (
         of.FirstGroup(12, 0.25, 6, None, 3, 99.5, seconds=7.5),
         '{"kind": "first-group", "completions": 12, "reward": 0.25, "formats": 6, "answers": null, "unfinished": 3, '

@@ -29,7 +29,7 @@ from ftis.policy import Policy
 from ftis.preparing import checks
 from ftis.recipe.arms import arms_of, rollouts_per_round
 from ftis.recipe.parsing import parse
-from ftis.records.events import Event, FirstGroup, Place, Sounded, Stopped
+from ftis.records.events import Event, FirstGroup, GroupsTried, Place, Stopped
 from ftis.rewards.answers import graded, require_rewardable
 from ftis.rewards.scoring import RewardError, load_scorer
 from ftis.run.assembly import assemble
@@ -360,7 +360,7 @@ def told_of(heard: list[Event]) -> tuple[list[tuple[int, int]], FirstGroup]:
     """The progress of a look, and its first group."""
     (first,) = [event for event in heard if isinstance(event, FirstGroup)]
     assert all(event.place == Place(peer="a") for event in heard)
-    return [(event.groups, event.most) for event in heard if isinstance(event, Sounded)], first
+    return [(event.groups, event.most) for event in heard if isinstance(event, GroupsTried)], first
 
 
 def test_a_peer_is_sounded(tmp_path: Path, tiny_model_dir: TinyModelDir) -> None:
@@ -487,7 +487,7 @@ def test_a_look_stops_when_asked_to(tmp_path: Path, tiny_model_dir: TinyModelDir
     stop.set()
     with pytest.raises(Stopped):
         sound(recipe, "a", 2, tmp_path / "a", heard.append, stop)
-    assert heard == [Sounded(0, 1, Place(peer="a"))]
+    assert heard == [GroupsTried(0, 1, Place(peer="a"))]
 
 
 def one_number(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> float:

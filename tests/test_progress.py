@@ -16,12 +16,12 @@ from ftis.records.events import (
     Evaluated,
     Event,
     FirstGroup,
+    GroupsTried,
     JobEnded,
     JobsKnown,
     PeerStarted,
     Place,
     RoundEnded,
-    Sounded,
 )
 from ftis.records.reading import RoundRow
 from ftis.view.progress import Display
@@ -181,11 +181,11 @@ def test_an_experiment_on_a_terminal_shows_the_jobs_that_run() -> None:
 def test_the_first_group_is_told_before_the_rest_is_waited_for(terminal: bool) -> None:
     out, clock = io.StringIO(), Clock()
     display = Display(Console(file=out, width=200, force_terminal=terminal, color_system=None), clock)
-    display(Sounded(0, 14, Place(peer="a")))
+    display(GroupsTried(0, 14, Place(peer="a")))
     display(FirstGroup(12, 0.0, 0, 1, 11, 1234.5, Place(peer="a"), 40.0))
     for seconds, done in ((30.0, 1), (40.0, 12), (40.0, 13), (40.0, 14)):  # three seconds left are not worth a word
         clock.now = seconds
-        display(Sounded(done, 14, Place(peer="a")))
+        display(GroupsTried(done, 14, Place(peer="a")))
         assert [(bar.completed, bar.total) for bar in display._bars.tasks] == [(done, 14)] * terminal
     display(FirstGroup(12, 0.25, None, None, 0, 80.0, Place(peer="b")))
     told = ["7% of its preflight done, about 6.5 min left", "86% of its preflight done, about 7 s left"]

@@ -23,7 +23,7 @@ from ftis.records.events import Event, NetworkEvent
 from ftis.records.files import saved_steps
 from ftis.records.reading import PeerRun
 from ftis.rollouts import Group, Rollout, ScoredGroup, collate
-from ftis.run.assembly import assemble, second
+from ftis.run.assembly import assemble, to_go_back
 from ftis.run.together import in_turns
 from ftis.run.training import Trainer
 from ftis.selection import Judged
@@ -220,7 +220,7 @@ def test_without_a_better_checkpoint_it_stays() -> None:
 def test_weights_to_go_back_to_load_where_the_device_is_full(tiny_policy: TinyPolicy) -> None:
     policy = tiny_policy(dtype="bfloat16")
     config = PeerConfig(name="a", model="none", train="lora", frozen_dtype="bfloat16", optim="paged_adamw_8bit")
-    beside = second(config, policy)  # policy stands for one whose GPU resolves dtype = "auto" to bfloat16
+    beside = to_go_back(config, policy)  # policy stands for one whose GPU resolves dtype = "auto" to bfloat16
     assert (beside.device, beside.optim) == ("cpu", "adamw_8bit")
     require_precision(beside.model_copy(update={"optim": "adamw"}))
     with pytest.raises(ModelError):

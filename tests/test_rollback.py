@@ -277,7 +277,7 @@ def test_a_kill_at_any_point_leaves_a_run_that_goes_on_from_before_or_after(
         assert goes_on in (2, 6)
         for peer in "ab":
             assert len(rows(run, peer)) >= goes_on
-            checkpoint.selections(run / "F-TIS" / peer, goes_on)
+            checkpoint.require_whole(run / "F-TIS" / peer, goes_on)
         if goes_on == 2:
             assert accusations.read(run / "F-TIS" / "a", 2)["b"]["found"] >= 2
         roll_back(run, 2)

@@ -113,7 +113,7 @@ class PromptConfig(_Section):
     answer_tag: Name = "answer"
 
     @model_validator(mode="after")
-    def _has_question(self) -> Self:
+    def _can_be_asked(self) -> Self:
         if "{question}" not in self.template:
             raise ValueError(f"prompt.template {self.template!r} lacks {{question}}: add it where the problem goes")
         if self.think_tag == self.answer_tag:

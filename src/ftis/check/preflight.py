@@ -34,7 +34,7 @@ from ftis.peer import Peer
 from ftis.preparing.checks import Checked
 from ftis.prompts import Task
 from ftis.recipe.arms import rollouts_per_round, threads_of
-from ftis.records.events import FirstGroup, Place, Planned, Say, Sounded, Stopped, unheard
+from ftis.records.events import FirstGroup, GroupsTried, Place, Planned, Say, Stopped, unheard
 from ftis.records.files import read_json, write_json
 from ftis.rewards.answers import require_rewardable
 from ftis.rewards.parts import graded_in
@@ -193,7 +193,7 @@ def _sounded(swarm: Recipe, peer: Peer, groups: int, say: Say, stop: Stop | None
     def advance(groups: int, most: int) -> None:
         nonlocal done
         done += groups
-        say(Sounded(done, most, Place(peer=peer.name)))
+        say(GroupsTried(done, most, Place(peer=peer.name)))
         if stop is not None and stop.is_set():
             raise Stopped
 

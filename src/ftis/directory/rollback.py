@@ -170,7 +170,7 @@ def _check_step(swarm: SwarmDirectory, step: int) -> None:
             f"training.save_every and training.save_total_limit say which are kept"
         )
     for name in swarm.peers:
-        checkpoint.selections(swarm.directory / name, step)
+        checkpoint.require_whole(swarm.directory / name, step)
 
 
 def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:

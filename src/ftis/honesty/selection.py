@@ -52,12 +52,12 @@ class SentRound:
 
 def joined(messages: Sequence[SentRound]) -> SentRound:
     """Messages of one round as if one sender had sent them."""
-    groups_M = [int(message.group_N[-1]) + 1 for message in messages]
-    firsts_M = np.cumsum(groups_M) - groups_M
+    groups = [int(message.group_N[-1]) + 1 for message in messages]
+    firsts = np.cumsum(groups) - groups
     return SentRound(
         round=messages[0].round,
         rollouts=[rollout for message in messages for rollout in message.rollouts],
-        group_N=np.concatenate([message.group_N + first for message, first in zip(messages, firsts_M, strict=True)]),
+        group_N=np.concatenate([message.group_N + first for message, first in zip(messages, firsts, strict=True)]),
         old_logp=[logp for message in messages for logp in message.old_logp],
         raised_N=np.concatenate([message.raised_N for message in messages]),
     )

@@ -42,7 +42,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Sounded:
+class GroupsTried:
     """Pre-flight has done ``groups`` of a peer's ``most``; the first event has 0, once the peer is loaded.
 
     A group counts once for sampling, and several times for learning, since learning takes longer.
@@ -221,7 +221,7 @@ class Failed:
 
 Event = (
     Planned
-    | Sounded
+    | GroupsTried
     | FirstGroup
     | JobsKnown
     | JobEnded

@@ -105,7 +105,7 @@ def assemble(
             splits_of(tasks[1:]), tasks, renders, scores, players, strict=True
         )
     }
-    beside, place = second(config, policy), records.directory
+    beside, place = to_go_back(config, policy), records.directory
     return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, place, step)[0])
 
 
@@ -119,8 +119,8 @@ def splits_of(ood: Sequence[Task]) -> list[str]:
     return names
 
 
-def second(config: PeerConfig, policy: Policy) -> PeerConfig:
-    """The settings of a second policy beside a peer's. It is on the CPU: the device may have no room for it.
+def to_go_back(config: PeerConfig, policy: Policy) -> PeerConfig:
+    """The settings of a second policy, whose weights a peer takes to go back. It is on the CPU: the device may be full.
 
     A CPU resolves ``dtype = "auto"`` otherwise, and pages no moments.
     """

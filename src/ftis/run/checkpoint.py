@@ -109,7 +109,7 @@ def load(
         CheckpointError: a file is missing or damaged.
     """
     source = checkpoint_path(directory, step)
-    states = selections(directory, step)  # it checks all files
+    states = selections(directory, step)
     with errors_named(source):
         policy = Policy.load(config, model_path, checkpoint=source)
         state = source / STATE / "optimizer.pt"
@@ -166,11 +166,24 @@ def selections(directory: Path, step: int) -> dict[str, dict[str, Any]]:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
+    require_whole(directory, step)
     source = checkpoint_path(directory, step)
     with errors_named(source):
-        _check_digests(source)
-        states = json.loads((source / STATE / "selections.json").read_text(encoding="utf-8"))
-    return dict(states)
+        return dict(json.loads((source / STATE / "selections.json").read_text(encoding="utf-8")))
+
+
+def require_whole(directory: Path, step: int) -> None:
+    """Check all files of ``checkpoint-<step>``: a damaged one may load without complaint, or fail in a dozen ways.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    source = checkpoint_path(directory, step)
+    with errors_named(source):
+        expected = json.loads((source / STATE / "digests.json").read_text(encoding="utf-8"))
+        found = _digests(source)
+        if damaged := [name for name, digest in expected.items() if found.get(name) != digest]:
+            raise ValueError(f"{damaged[0]} is {'damaged' if damaged[0] in found else 'missing'}")
 
 
 def states_of(selections: Iterable[Selection]) -> dict[str, dict[str, Any]]:
@@ -239,15 +252,6 @@ def _digests(directory: Path) -> dict[str, str]:
             with path.open("rb") as file:
                 digests[path.relative_to(directory).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
-
-
-def _check_digests(directory: Path) -> None:
-    """Check before loading: a damaged file may load without complaint, or fail in a dozen ways."""
-    expected = json.loads((directory / STATE / "digests.json").read_text(encoding="utf-8"))
-    found = _digests(directory)
-    damaged = [name for name, digest in expected.items() if found.get(name) != digest]
-    if damaged:
-        raise ValueError(f"{damaged[0]} is {'damaged' if damaged[0] in found else 'missing'}")
 
 
 def _flush(directory: Path) -> None:

@@ -123,7 +123,7 @@ def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "floa
         raise RunError(f"{to} is there already: delete it, or name another place by --to")
     if (rounds := dtype != "float32") and trained.is_adapter and not merge:
         raise RunError(f"--dtype {dtype}: an adapter stays in float32; add --merge to write a whole model")
-    checkpoint.selections(trained.records, trained.step)  # it checks all files
+    checkpoint.require_whole(trained.records, trained.step)
     left_out = shutil.ignore_patterns(checkpoint.STATE, *["adapter_*"] * merge, *["*.safetensors*"] * rounds)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Made:
+class Content:
     """A page's content now, before it is drawn. A new subject, ``about``, makes all sections be drawn again."""
 
     about: object
@@ -164,7 +164,7 @@ class OfArm:
         self._arm: ArmOfRun | None = None
         self._seen: Glance | None = None
 
-    def look(self, tell_time: bool) -> Made:
+    def look(self, tell_time: bool) -> Content:
         """The arm now; ``tell_time`` asks to renew also the parts that depend on the time alone."""
         self._directory.look()
         seed, arm = self._followed()
@@ -174,7 +174,7 @@ class OfArm:
         plan, name = self._directory.plan, arm.arm.name
         facts = [plan.recipe.name, f"seed {seed}", f"arm {name}", counted(len(arm.peers), "peer")]
         page = Page(self._seen.headline, facts, "", [], [])
-        return Made(arm, changed, page, sections_of(arm, self._seen), self._places(name))
+        return Content(arm, changed, page, sections_of(arm, self._seen), self._places(name))
 
     def _followed(self) -> tuple[int, ArmOfRun]:
         """The arm that the address names, else the arm that recorded something last, with its seed.
@@ -211,7 +211,7 @@ class OfExperiment:
         self._complete: frozenset[int] = frozenset()
         self._verdicts: Sequence[Section] = ()
 
-    def look(self, tell_time: bool) -> Made:
+    def look(self, tell_time: bool) -> Content:
         """The experiment now."""
         self._directory.look()
         plan = self._directory.plan
@@ -224,7 +224,7 @@ class OfExperiment:
         facts = [plan.recipe.name, counted(len(plan.seeds), "seed"), counted(len(plan.recipe.peers), "peer")]
         about = plan.recipe.experiment
         page = Page(about.title or plan.recipe.name, facts, about.question, [grid.sentence + "."], [])
-        return Made((plan.directory, self._complete), changed, page, sections)
+        return Content((plan.directory, self._complete), changed, page, sections)
 
     def _compare(self, grid: Jobs) -> None:
         """Compare the complete seeds anew when another seed is complete."""

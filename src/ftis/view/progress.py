@@ -24,13 +24,13 @@ from ftis.records.events import (
     Evaluated,
     Event,
     FirstGroup,
+    GroupsTried,
     JobEnded,
     JobsKnown,
     NetworkEvent,
     PeerStarted,
     Planned,
     RoundEnded,
-    Sounded,
 )
 from ftis.records.reading import VALIDATION, EvaluationRow, RoundRow
 from ftis.view.formatting import seconds_text, visible
@@ -96,9 +96,9 @@ class Display:
             case Planned():
                 for line in event.lines:
                     self._print(line)
-            case Sounded():
+            case GroupsTried():
                 self._advance(event.place.peer, event.groups, event.most, "")
-                self._line(self._sounded_line(event))
+                self._line(self._tried_line(event))
             case FirstGroup():
                 self._print(_first_group_line(event))
             case JobsKnown():
@@ -125,7 +125,7 @@ class Display:
             case NetworkEvent():
                 self._print(event.text)
 
-    def _sounded_line(self, event: Sounded) -> str:
+    def _tried_line(self, event: GroupsTried) -> str:
         """A line on pre-flight's progress with a peer."""
         peer, now = event.place.peer, self._clock()
         if not event.groups:
