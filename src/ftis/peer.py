@@ -1,7 +1,7 @@
 """One peer and its round, which reads like the paper's algorithm: :meth:`Peer.begin` and :meth:`Peer.finish`.
 
-A round does no I/O. Between its halves somebody else carries the messages: a loop over the peers of one process, a pipe
-to each process, or a network.
+A peer sends nothing itself. Between a round's halves somebody else carries the messages: a loop over the peers of one
+process, a pipe to each process, or a network.
 """
 
 from __future__ import annotations

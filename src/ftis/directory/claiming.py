@@ -14,7 +14,7 @@ from ftis.directory.provenance import LOCK, LOCK_SECONDS, beginning, check_probl
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arms_of
 from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps
-from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, write_run
+from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, recorded_recipe, write_run
 
 FREE_ON_RESUME = (
     *("output_dir", "processes", "offload", "report_to", "experiment", "network", "honesty", "peers.*.cuda_graphs"),
@@ -68,7 +68,7 @@ def claim(
         about = beginning(recipe, tasks, joined)
         with locked(directory / LOCK, patience=LOCK_SECONDS), contextlib.ExitStack() as locks:
             if (directory / RECIPE).exists():
-                same = (directory / RECIPE).read_text(encoding="utf-8") == recipe_text(recipe)
+                same = recorded_recipe(directory) == recipe_text(recipe).encode()
                 if same and read_provenance(directory) | {"started": about["started"]} == about:
                     return ""
                 try:

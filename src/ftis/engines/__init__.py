@@ -1,1 +1,1 @@
-"""Fast ways to run a model. Each engine is compared with the plain way when a model is loaded."""
+"""Models: loaded, run fast, optimized. Each fast engine is compared with the plain way when a model is loaded."""

@@ -160,7 +160,7 @@ class _Stops(StoppingCriteria):
 
 
 class LogpRecorder(LogitsProcessor):
-    """The last processor but ``warpers``: it sees a token's logits, and in its next call the token drawn from them."""
+    """The last processor before ``warpers``. It sees logits, and in its next call the token drawn from them."""
 
     def __init__(self, warpers: Sequence[Callable[[Any, Tensor], Tensor]] = ()) -> None:
         self.warpers = warpers

@@ -1,1 +1,1 @@
-"""Experiments: arms, seeds and processes on one machine."""
+"""A run of arms on one machine, under one seed or several, and its processes."""

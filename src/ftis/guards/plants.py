@@ -1,4 +1,7 @@
-"""Texts that others brought, and that the learner's own answers take up: docs/method.md has the proof. No torch."""
+"""Texts that others brought, and that the learner's own answers take up: docs/method.md has the proof. No torch.
+
+Axes: ``_T`` tested n-grams, ``_P`` bets on taking up, ``_W`` odds, ``_V`` n-grams of the round.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +54,10 @@ class Found(NamedTuple):
 class PlantTest:
     """Evidence, for each n-gram that others brought, that own answers took it up, and that they are better with it.
 
-    After the first rounds the test watches an n-gram from the round on in which others' rewarded completions of several
-    groups hold it. It skips n-grams that own completions held in that round or in the first ones. The bets begin after
-    the first later round in which own completions of many groups hold it. Then, with R = 0, s = 1/2 in its first round
-    and s = 1/(2 rounds) later, ::
+    A group holds the n-grams of its completions. An n-gram is *native* if own groups held it in the first rounds. The
+    test *watches* another from the later round on in which others' rewarded completions of several groups hold it, and
+    no own group does. It is *tested* after the first round since then in which many own groups hold it: the bets begin,
+    with R = 0, s = 1/2 in the first round and s = 1/(2 rounds) later, ::
 
         R ← (R + s) · Π_groups E,   E = ρ/ρ₀ if the group holds it, else (1 − ρ)/(1 − ρ₀)
 

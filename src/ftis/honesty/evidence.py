@@ -7,6 +7,8 @@ what came before a, ::
 
 so the product of these ratios is a non-negative supermartingale, and passes 1/α with a probability of at most α
 (Ville 1939). docs/method.md has the proof for what is computed here.
+
+Axes of this room: ``_P`` groups, ``_L`` stakes, ``_C`` ways to count, ``_W`` mixtures, ``_K`` components of a mixture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Evidence that a sender writes a token more often than it reports: an e-detector for each token, and each pair."""
+"""Evidence that a sender writes a token more often than it reports: an e-detector for each token, and each pair.
+
+Axes: ``_B`` blocks, ``_T`` tokens end to end, ``_P`` keys at all places, ``_U`` distinct keys, ``_A`` known keys,
+``_C`` contexts, ``_X`` hits, ``_K`` shares.
+"""
 
 from __future__ import annotations
 

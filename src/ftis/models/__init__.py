@@ -1,1 +1,1 @@
-"""Models by name: starters that come with the package, and pretrained ones; and their sizes."""
+"""Models by name: starters, which come with the package, and pretrained ones; sizes, and guesses of a round's time."""

@@ -1,4 +1,4 @@
-"""The one reader of files of JSON lines, whether finished or still being written.
+"""The reader of a peer's files of JSON lines, whether finished or still being written.
 
 A look takes the whole lines that were added since the last look; a finished file is read in one look. A line that was
 not written to its end is left for the next look. A file that became shorter, or is another one under the same name, was

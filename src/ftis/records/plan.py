@@ -1,4 +1,4 @@
-"""The documents at the top of a run's or an experiment's directory, with one writer and one reader.
+"""The documents at the top of a run's or an experiment's directory. Only this module writes and reads them.
 
 recipe.json         a run's recipe
 provenance.json     everything beside the recipe on which its numbers depend
@@ -120,6 +120,11 @@ def write_run(directory: Path, provenance: Mapping[str, object], recipe: Recipe 
 def recipe_text(recipe: Recipe) -> str:
     """A recipe as a run records it."""
     return recipe.model_dump_json(indent=1) + "\n"
+
+
+def recorded_recipe(run: Path) -> bytes:
+    """A run's recipe as the file has it."""
+    return (run / RECIPE).read_bytes()
 
 
 def write_experiment(directory: Path, recipe: Recipe, seeds: Sequence[int], provenance: Provenance) -> None:

@@ -159,7 +159,7 @@ class PeerRun:
         """Read all records.
 
         Raises:
-            RecordsError: a file is damaged or too large.
+            RecordsError: rounds or evaluations are damaged or too large. Damaged events are left out.
         """
         peer = PeerRun(directory)
         peer.refresh()

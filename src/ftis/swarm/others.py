@@ -1,4 +1,4 @@
-"""A peer's knowledge of one other peer. Pure."""
+"""A peer's knowledge of one other peer. No input or output and no clock."""
 
 from __future__ import annotations
 

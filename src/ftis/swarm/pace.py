@@ -1,4 +1,4 @@
-"""The time that a round waits for each peer, by the others' delivery times. Pure, and each peer's own.
+"""The time that a round waits for each peer, by the others' delivery times. No input or output and no clock.
 
 Once more than half of the peers have delivered, at the time h, the rest have until ``h + (patience − 1) · m``. Here m
 is the median of all peers' delivery times since the end of the round before, and at least :data:`LEAST_SECONDS`. While

@@ -1,4 +1,6 @@
-"""``training.share = "speed"``: the number of prompts that a peer samples, so that all peers need the same time. Pure.
+"""``training.share = "speed"``: the number of prompts that a peer samples, so that all peers need the same time.
+
+No input or output and no clock.
 
 Without waiting, a peer's round takes ``b + n · e`` seconds: e for sampling each of n prompts, and b for the rest,
 mostly learning. Its signed manifest states ``b + E · e``, with the equal share E. Let M be the upper median of the

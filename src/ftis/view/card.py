@@ -17,7 +17,7 @@ from ftis.comparison.summary import accuracy_is
 from ftis.engines.places import looks_local, only_here
 from ftis.engines.tokenizers import load_tokenizer
 from ftis.models import pretrained, starters
-from ftis.records.plan import RECIPE, read_provenance
+from ftis.records.plan import RECIPE, read_provenance, recorded_recipe
 from ftis.records.reading import PeerRun
 from ftis.rollouts import Prompt
 from ftis.run.export import Trained
@@ -87,7 +87,7 @@ def card(trained: Trained, merged: bool) -> str:
         "partners": ", ".join(others) or "none",
         "rounds": f"{trained.step} of {recipe.training.rounds}",
         "seed": recipe.seed,
-        "recipe": f"{RECIPE} with sha256 `{hashlib.sha256((trained.run / RECIPE).read_bytes()).hexdigest()}`",
+        "recipe": f"{RECIPE} with sha256 `{hashlib.sha256(recorded_recipe(trained.run)).hexdigest()}`",
         "command": f"`{command} --arm {trained.arm}`",
         "ftis": " ".join(str(part) for part in (about["versions"]["ftis"], about["commit"]) if part),
     }
