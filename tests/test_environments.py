@@ -49,7 +49,7 @@ from ftis.experiment.runs import run as train
 from ftis.guards.penalties import OWN_FAULTS
 from ftis.joining.network import agreed_modules
 from ftis.peer import Drawn, Peer
-from ftis.preparing.checks import _owns_reward
+from ftis.preparing.checks import owns_reward
 from ftis.prompts import TaskError
 from ftis.recipe.parsing import load
 from ftis.records.files import checkpoint_path
@@ -487,7 +487,7 @@ def test_an_environment_plays_alike_in_two_processes(monkeypatch: pytest.MonkeyP
 def test_what_a_recipe_says_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for of in (Echo, Priceless):  # a class is not made to know whether it gives a reward
         monkeypatch.setitem(GIVEN, "given.one", type("One", (of,), {"__init__": Mock(side_effect=AssertionError)}))
-        assert _owns_reward("given.one") == (of is Priceless)
+        assert owns_reward("given.one") == (of is Priceless)
     recipe = recipe_of("a", "b")
     played = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})})
     assert (accuracy_is(recipe), accuracy_is(played)) == (PASS_AT_1, "mean reward, greedy")

@@ -49,7 +49,7 @@ WINGS = {
     "directory": "provenance claiming resuming rollback",
     "experiment": "workers processes runs seeds",
     "joining": "network join",
-    "check": "quantities memory estimate doctor rates reward plan advice preflight",
+    "check": "quantities memory estimate doctor rates reward prompts plan advice preflight",
     "draft": "problems sections writing",
     "view": "formatting pairs charts sections figures sentences exchanges completions arm jobs comparison tables card "
     "progress live watch report",

@@ -10,6 +10,7 @@ import pytest
 from conftest import TinyModelDir, TinyPolicy, make_tokenizer, save_qwen2
 from tokenizers import AddedToken
 
+from ftis.check.prompts import about_prompts
 from ftis.config import Recipe, RunError
 from ftis.engines.tokenizers import load_tokenizer
 from ftis.preparing.prompting import look_at_prompts
@@ -50,7 +51,7 @@ def refused(recipe: Recipe, task: Task) -> str:
 
 
 def told(recipe: Recipe) -> list[str]:
-    return look_at_prompts(arms_of(recipe), [[task_of("1+1=")]])
+    return about_prompts(look_at_prompts(arms_of(recipe), [[task_of("1+1=")]]))
 
 
 Chat = Callable[..., Path]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from ftis.check.estimate import disk_of, too_much_for
+from ftis.check.prompts import about_prompts
 from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.check.rates import rates
 from ftis.check.reward import about_reward
@@ -95,7 +96,7 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
 
 def remarks(checked: Checked) -> list[str]:
     """The remarks on the arms' prompts, and one on their own reward."""
-    return [*checked.remarks, *about_reward(checked.arms[0].recipe, checked.tasks[0])]
+    return [*about_prompts(checked.prompts), *about_reward(checked.arms[0].recipe, checked.tasks[0])]
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from ftis.config import FtisError, Recipe
+from ftis.preparing.checks import owns_reward
 from ftis.prompts import Task
 from ftis.recipe.own_code import staying
 from ftis.rewards.scoring import CountError, is_built_in, load_scorer
@@ -16,6 +17,8 @@ LAYOUTS = ("%s", " %s", "\\boxed{%s}", "#### %s")
 def about_reward(recipe: Recipe, task: Task) -> list[str]:
     """A line on a recipe's own reward function if its rewards of right and wrong answers cannot teach the task.
 
+    An environment scores episodes. One without a reward, as after a forgotten or misspelt method, has a line too.
+
     Two problems' own answers, the answers of others and an empty text are written in usual formats and scored. A reward
     that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another format. The
     built-in reward is checked problem by problem elsewhere.
@@ -24,7 +27,10 @@ def about_reward(recipe: Recipe, task: Task) -> list[str]:
         CountError: the function does not return one number for each completion. An evaluation scores single
             completions, and may not show it.
     """
-    if is_built_in(recipe.reward) or recipe.task.environment is not None:  # an environment scores episodes
+    if (played := recipe.task.environment) is not None:
+        without = f"task.environment {played!r} has no get_reward: the recipe's reward scores whole completions"
+        return [] if owns_reward(played) else [without]
+    if is_built_in(recipe.reward):
         return []
     score, scored = load_scorer(recipe.reward, recipe.prompt, task.answer_kind), list[tuple[float, float]]()
     answers = list(dict.fromkeys(problem.answer for problem in task.train[:64] if problem.answer.strip()))

@@ -14,7 +14,7 @@ from ftis.environments.contract import open_environment
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.preparing.exchange import vocabulary, with_exchange
-from ftis.preparing.prompting import look_at_prompts
+from ftis.preparing.prompting import Templated, look_at_prompts
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, run_directory
 from ftis.recipe.own_code import staying
@@ -32,14 +32,14 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules"}
 
 
 class Checked(NamedTuple):
-    """Arms that can run, the first one's task and those out of distribution, and remarks on the prompts.
+    """Arms that can run, the first one's task and those out of distribution, and prompts with something to remark.
 
     Their swarms' ``exchange`` is settled.
     """
 
     arms: list[Arm]
     tasks: list[Task]
-    remarks: list[str]
+    prompts: list[Templated]
 
 
 def check(arms: list[Arm], prompts: bool = True) -> Checked:
@@ -74,8 +74,8 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
         trainable[place, peer.model_dump_json(include=OF_TRAINABLE)] = peer, place
     for peer, place in trainable.values():
         require_trainable(peer, place)
-    remarks = [*_of_environment(arms[0].recipe.task), *look_at_prompts(arms, of_arms)] if prompts else []
-    return Checked([with_exchange(arm) for arm in arms], of_arms[0], remarks)
+    found = look_at_prompts(arms, of_arms) if prompts else []
+    return Checked([with_exchange(arm) for arm in arms], of_arms[0], found)
 
 
 def check_to_train(arms: list[Arm], prompts: bool = True) -> Checked:
@@ -111,14 +111,7 @@ def _check_names(recipe: Recipe) -> None:
             package(tracker)
 
 
-def _of_environment(config: TaskConfig) -> list[str]:
-    """A remark on an environment without a reward, which a forgotten or misspelt method makes."""
-    if config.environment is None or _owns_reward(config.environment):
-        return []
-    return [f"task.environment {config.environment!r} has no get_reward: the recipe's reward scores whole completions"]
-
-
-def _owns_reward(environment: str) -> bool:
+def owns_reward(environment: str) -> bool:
     """Whether an environment gives the reward itself. A class tells, since making an instance may take long."""
     made = look_up(environment, "task.environment", ENVIRONMENTS)
     return hasattr(made if inspect.isclass(made) else open_environment(environment, apart=False).instance, "get_reward")
@@ -147,7 +140,7 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
         )
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:
-        owned = config.environment is not None and _owns_reward(config.environment)
+        owned = config.environment is not None and owns_reward(config.environment)
         for part in () if owned else parts_of(score):
             require_columns(part, task.validation[0], config.name)
             require_rewardable(part, task.train, f"task {config.name!r}, training problem")

@@ -1,12 +1,11 @@
-"""A look at a recipe's prompts with its models' tokenizers: refusals before a run fails on one, and remarks."""
+"""A look at a recipe's prompts with its models' tokenizers: refusals before a run fails on one, and facts to remark."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftis.config import PromptConfig, Recipe, RewardConfig, RunError, excerpt
 from ftis.engines.models import generation_defaults, load_config, with_tokens_of
@@ -33,14 +32,30 @@ ANSWER = "ANSWER"
 """A stand-in for a completion, behind which a turn's end is looked for."""
 
 
-def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> list[str]:
+class Templated(NamedTuple):
+    """A recipe's prompt as the chat template of a model writes it. A text is empty if there is nothing to remark.
+
+    Attributes:
+        end: the token that ends a turn there. No completion ends at it, so the model would go on.
+        changed: the completion of an example that is not in the prompt as it is.
+        thought: the tag with which the prompt ends, though the reward asks the completion for it.
+    """
+
+    model: str
+    prompt: PromptConfig
+    end: str
+    changed: str
+    thought: str
+
+
+def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> list[Templated]:
     """Refuse prompts that a peer's model cannot take.
 
     Args:
         tasks: of each arm, the task that is trained on and those out of distribution.
 
     Returns:
-        remarks on the prompts, each with a model that it is about.
+        the prompts with something to remark, of each model.
 
     Raises:
         RecipeError: a stop string holds a token that text leaves out.
@@ -56,7 +71,7 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         texts.append(sampling.model_dump_json(include={"max_completion_length", "end_tokens", "stop"}))
         for peer in recipe.peers:
             asked.setdefault((starters.place_of(peer.model), *texts), (peer.model, recipe, of_arm))
-    lines: list[str] = []
+    found: list[Templated] = []
     for (place, *_), (model, recipe, of_arm) in asked.items():
         tokenizer, most = load_tokenizer(place), recipe.sampling.max_completion_length
         check_stop(recipe.sampling.stop, tokenizer, model)
@@ -64,17 +79,21 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         for tools, problems in _begun(recipe, of_arm):
             require_tools(tools, recipe.prompt, tokenizer)
             require_fit(model, place, recipe.prompt, most, tokenizer, problems, list(tools.values()))
-        lines += [f"{model}: {text}" for text in _remarks(place, recipe, of_arm[0].train[0], tokenizer)]
-    return list(dict.fromkeys(lines))
+        if is_chat(recipe.prompt, tokenizer):
+            found.append(_templated(model, place, recipe, of_arm[0].train[0], tokenizer))
+    return [one for one in found if one.end or one.changed or one.thought]
 
 
-def _remarks(place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> list[str]:
-    if not is_chat(recipe.prompt, tokenizer):
-        return []
+def _templated(model: str, place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> Templated:
+    prompt, tag = recipe.prompt, recipe.prompt.think_tag
     ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
-    found = [_turn_without_end(problem, recipe.prompt, tokenizer, ends)]
-    found += [_examples_cut(problem, recipe.prompt, tokenizer), _opened(problem, recipe, tokenizer)]
-    return [text for text in found if text]
+    end = _end_of_turn(problem, prompt, tokenizer)
+    text = prompt_text(problem, prompt, tokenizer)
+    changed = [example.completion for example in prompt.examples if example.completion.strip() not in text]
+    bare = prompt_text(problem, prompt.model_copy(update={"prefill": ""}), tokenizer).rstrip()
+    tags = (f"<{tag}>", f"</{tag}>") if _asks_for_tags(recipe.reward) else ()
+    thought = next((tag for tag in tags if bare.endswith(tag)), "")
+    return Templated(model, prompt, "" if end in ends else end, changed[0] if changed else "", thought)
 
 
 def _begun(recipe: Recipe, tasks: Sequence[Task]) -> Iterator[tuple[Mapping[str, Tool], list[tuple[str, Prompt]]]]:
@@ -188,43 +207,9 @@ def _size(place: str, tokenizer: Any) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _turn_without_end(problem: Prompt, prompt: PromptConfig, tokenizer: Any, ends: set[str]) -> str:
-    """A remark if a chat template ends turns by a token that ends no completion: the model would go on after it."""
+def _end_of_turn(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
+    """The token by which a chat template ends turns; "" for plain text."""
     turns = [*conversation(problem, prompt), {"role": "assistant", "content": ANSWER}]
     behind = chat_text(turns, prompt, tokenizer, "an answered problem").rpartition(ANSWER)[2].lstrip()
     added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    end = max((token for token in added if behind.startswith(token)), key=len, default="")
-    if not end or end in ends:
-        return ""
-    return (
-        f"its chat template ends a turn by {end}, and completions do not end there: set sampling.end_tokens = "
-        f'["{end}"] if the model writes it'
-    )
-
-
-def _examples_cut(problem: Prompt, prompt: PromptConfig, tokenizer: Any) -> str:
-    text = prompt_text(problem, prompt, tokenizer)
-    cut = [example.completion for example in prompt.examples if example.completion.strip() not in text]
-    if not cut:
-        return ""
-    return (
-        f"its chat template changes the completion of an example ({excerpt(cut[0])}), so that it shows another form "
-        f'than the reward asks for: give prompt.think_tag another name, or set prompt.chat_template = "never"'
-    )
-
-
-def _opened(problem: Prompt, recipe: Recipe, tokenizer: Any) -> str:
-    """A remark if the chat template begins a thought, or has ended it already, as Qwen3's does without thinking."""
-    tag, options = recipe.prompt.think_tag, recipe.prompt.template_options
-    text = prompt_text(problem, recipe.prompt.model_copy(update={"prefill": ""}), tokenizer).rstrip()
-    if not text.endswith((f"<{tag}>", f"</{tag}>")) or not _asks_for_tags(recipe.reward):
-        return ""
-    if text.endswith(f"</{tag}>"):
-        by = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
-        done = f"closes <{tag}>…</{tag}> before the completion begins{f' ({by})' if by else ''}"
-    else:
-        done = f"begins the completion with <{tag}>"
-    return (
-        f"its chat template {done}, which the reward asks the completion itself to hold: set "
-        f'reward.extract = "last_number" or "boxed", or give prompt.think_tag another name'
-    )
+    return max((token for token in added if behind.startswith(token)), key=len, default="")
