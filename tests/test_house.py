@@ -144,6 +144,13 @@ def test_every_module_has_its_place_and_no_folder_is_deeper_than_one() -> None:
     assert all(module.count(".") <= 1 for module in modules())
 
 
+def test_the_table_of_rooms_is_the_houses() -> None:
+    page = Path(__file__).parents[1].joinpath("CONTRIBUTING.md").read_text(encoding="utf-8")
+    core, *rooms = re.findall(r"^\| (core, .*|`\w+/`) \| (.*) \|$", page.partition("| room |")[2], re.MULTILINE)
+    assert re.findall(r"\w+", re.sub(r"\(.*?\)", "", core[1])) == CORE
+    assert [room.strip("`/") for room, _ in rooms] == list(WINGS)
+
+
 def test_a_module_imports_only_modules_above_it() -> None:
     wrong = {}
     for module in modules():

@@ -1,4 +1,4 @@
-"""Supervised learning of texts, by which starters and examples are warmed up."""
+"""Supervised learning of texts: examples, benchmarks and research warm models up by it."""
 
 from __future__ import annotations
 
