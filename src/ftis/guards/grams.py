@@ -1,4 +1,7 @@
-"""The n-grams of a round's completions: which stand where, and in how many groups. No torch."""
+"""The n-grams of a round's completions: which stand where, and in how many groups. No torch.
+
+Axes: ``_X`` entries, ``_V`` distinct n-grams.
+"""
 
 from __future__ import annotations
 

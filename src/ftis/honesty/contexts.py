@@ -1,4 +1,7 @@
-"""Counts of a sender's earlier tokens, and the next token's probabilities by these counts."""
+"""Counts of a sender's earlier tokens, and the next token's probabilities by these counts.
+
+Axes: ``_U`` distinct keys, ``_C`` contexts.
+"""
 
 from __future__ import annotations
 
