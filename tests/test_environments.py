@@ -37,6 +37,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from wire_messages import rollout
 
 from ftis.admission import Admission, Admitter, Collected, Reason
+from ftis.check.reward import about_reward
 from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
 from ftis.config import PromptConfig, RecipeError
@@ -58,6 +59,7 @@ from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.sampling import Decoding
 from ftis.seams import GIVEN
+from ftis.tasks.problems import load_task
 from ftis.tasks.rendering import render_prompt
 from recipes import recipe_of, write_recipe
 
@@ -492,6 +494,7 @@ def test_what_a_recipe_says_of_its_environment(monkeypatch: pytest.MonkeyPatch) 
     played = recipe.model_copy(update={"task": recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})})
     assert (accuracy_is(recipe), accuracy_is(played)) == (PASS_AT_1, "mean reward, greedy")
     assert list(agreed_modules(played)["task_modules"]) == ["toys_of_turns"]
+    assert "toys_of_turns.Echo" in about_reward(played, load_task(recipe.task))[0]
 
 
 def test_a_reward_that_is_no_finite_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
