@@ -122,8 +122,8 @@ def trained(model: str, name: str, seed: int, rates: Sequence[float], place: Pat
     recipe = load(file, ["sampling.num_generations=8", "sampling.max_completion_length=24"])
     began = time.monotonic()
     run(recipe, overwrite=True)
-    (peers,) = summarise(run_directory(recipe))["arms"].values()
-    ends = {peer: (of["start"], of["last"]) for peer, of in peers.items()}
+    (peers,) = summarise(run_directory(recipe)).arms.values()
+    ends = {peer: (of.start, of.last) for peer, of in peers.items()}
     told = ", ".join(f"{peer} {start:.3f} to {last:.3f}" for peer, (start, last) in ends.items())
     print(f"{model}, {name}, seed {seed}: {told}, {time.monotonic() - began:.0f} s", flush=True)
     return {"recipe": name, "seed": seed, "ends": ends}

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -183,7 +184,7 @@ def test_arms_are_compared_without_their_rollouts(tmp_path: Path) -> None:
         shutil.rmtree(run / arm / "small" / "rollouts")
     results, summary = compare(tmp_path), summarise(run)
     assert results["budget"]["F-TIS"]["small"] == (large := results["budget"]["F-TIS"]["large"])
-    assert large["seconds"] == summary["arms"]["F-TIS"]["large"]["seconds"] == ROUNDS * (0.5 + 0.125 + 2 * 0.375)
+    assert large["seconds"] == summary.arms["F-TIS"]["large"].seconds == ROUNDS * (0.5 + 0.125 + 2 * 0.375)
 
 
 def test_arms_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> None:
@@ -347,11 +348,11 @@ def test_the_terminal_has_every_verdict_within_its_width(
 def test_a_joined_run_is_about_the_peers_that_are_here(tmp_path: Path) -> None:
     run = joined(tmp_path, Scene(tmp_path, arms=({"name": "F-TIS"},)))
     summary = summarise(run)
-    assert json.loads((run / "summary.json").read_text()) == summary
-    assert (summary["name"], summary["seed"], list(summary["arms"]["F-TIS"])) == ("scene", 0, ["small"])
-    small = summary["arms"]["F-TIS"]["small"]
-    assert (small["start"], small["last"], small["problems"]) == (0.1, 0.53, 20)
-    assert (small["rounds"], small["bytes_sent"], small["bytes_received"]) == (ROUNDS, 1000 * ROUNDS, 1000 * ROUNDS)
-    assert small["ood"]["ood-clock"]["final"] == pytest.approx(0.5)
+    assert json.loads((run / "summary.json").read_text()) == asdict(summary)
+    assert (summary.name, summary.seed, list(summary.arms["F-TIS"])) == ("scene", 0, ["small"])
+    small = summary.arms["F-TIS"]["small"]
+    assert (small.start, small.last, small.problems) == (0.1, 0.53, 20)
+    assert (small.rounds, small.bytes_sent, small.bytes_received) == (ROUNDS, 1000 * ROUNDS, 1000 * ROUNDS)
+    assert small.ood["ood-clock"].final == pytest.approx(0.5)
     (run / "provenance.json").unlink()  # then it is an unfinished run of one machine
     assert compare(run)["left_out"] == {"0": "F-TIS, large: not started"}

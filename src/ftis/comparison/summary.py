@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ftis.config import Recipe, TrainingConfig
 from ftis.metric_keys import WAIT
@@ -15,26 +15,76 @@ from ftis.records.reading import VALIDATION, EvaluationRow, PeerRun, Run, final_
 from ftis.rewards.scoring import is_graded
 
 
-def summarise(run: str | Path | Run) -> dict[str, Any]:
-    """Summarise a run, read or in its directory, by arm and peer; also written there as ``summary.json``.
+@dataclass(frozen=True)
+class Accuracies:
+    """Accuracies on one split, shares in 0 … 1.
 
-    Accuracies are shares in 0 … 1: ``start`` before training, ``final`` by :func:`ftis.records.reading.final_accuracy`,
-    ``last`` the last evaluation alone; ``ood`` holds the same per out-of-distribution split. ``seconds`` count the
-    peer's own work, without evaluation and without waiting for the others (``seconds_waited``).
-    ``bytes_sent`` counts the offers to each of the others.
+    Attributes:
+        start: before training.
+        final: by :func:`ftis.records.reading.final_accuracy`.
+        last: the last evaluation alone.
+    """
+
+    start: float
+    final: float
+    last: float
+    problems: int
+
+
+@dataclass(frozen=True)
+class PeerSummary:
+    """One peer of an arm. The fields are its keys in ``summary.json``, in its order.
+
+    Attributes:
+        start, final, last, problems: as :class:`Accuracies`, on validation.
+        ood: by out-of-distribution split.
+        seconds: of the peer's own work, without evaluation and without waiting for the others.
+        bytes_sent: the offers to each of the others.
+    """
+
+    start: float
+    final: float
+    last: float
+    problems: int
+    ood: Mapping[str, Accuracies]
+    rounds: int
+    best_step: int
+    model_step: int
+    seconds: float
+    seconds_waited: float
+    tokens_sampled: int
+    bytes_sent: int
+    bytes_received: int
+    collaborated: bool
+    foreign_used: int
+    rounds_without_foreign: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run by arm and peer: ``summary.json``."""
+
+    name: str
+    seed: int
+    accuracy_is: str
+    arms: dict[str, dict[str, PeerSummary]]
+
+
+def summarise(run: str | Path | Run) -> Summary:
+    """Summarise a run, read or in its directory, by arm and peer; also written there as ``summary.json``.
 
     Raises:
         RecordsError: no run is there.
     """
     run = run if isinstance(run, Run) else read_run(Path(run))
-    recipe, arms = run.recipe, dict[str, Any]()
+    recipe, arms = run.recipe, dict[str, dict[str, PeerSummary]]()
     for arm in arms_of(recipe):
         peers = {peer.name: run.peers[arm.name, peer.name] for peer in recipe.peers}
         started = {name: _of_peer(peer, arm.recipe.training) for name, peer in peers.items() if peer.evaluations}
         if started:
             arms[arm.name] = started
-    summary = {"name": recipe.name, "seed": recipe.seed, "accuracy_is": accuracy_is(recipe), "arms": arms}
-    write_json(run.directory / SUMMARY, summary)
+    summary = Summary(recipe.name, recipe.seed, accuracy_is(recipe), arms)
+    write_json(run.directory / SUMMARY, asdict(summary))
     return summary
 
 
@@ -52,29 +102,25 @@ def somebody_learned_alone(runs: Iterable[Run]) -> bool:
     return any(peer.learned_alone for run in runs for peer in run.peers.values())
 
 
-def _of_peer(peer: PeerRun, training: TrainingConfig) -> dict[str, Any]:
+def _of_peer(peer: PeerRun, training: TrainingConfig) -> PeerSummary:
     last, best = peer.last, peer.best
-    return {
-        **_accuracies(peer.on(VALIDATION)),
-        "ood": {split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
-        "rounds": len(peer.rounds),
-        "best_step": best,
-        "model_step": best if best and training.load_best_model_at_end else peer.step,
-        "seconds": sum(own_seconds(peer.rounds).values()),
-        "seconds_waited": peer.total(WAIT),
-        "tokens_sampled": last.get("tokens_sampled", 0),
-        "bytes_sent": peer.bytes_sent,
-        "bytes_received": peer.bytes_received,
-        "collaborated": "foreign_used" in last,
-        "foreign_used": int(peer.total("foreign_used")),
-        "rounds_without_foreign": int(peer.total("without_foreign")),
-    }
+    return PeerSummary(
+        **vars(_accuracies(peer.on(VALIDATION))),
+        ood={split: _accuracies(peer.on(split)) for split in peer.splits if split != VALIDATION},
+        rounds=len(peer.rounds),
+        best_step=best,
+        model_step=best if best and training.load_best_model_at_end else peer.step,
+        seconds=sum(own_seconds(peer.rounds).values()),
+        seconds_waited=peer.total(WAIT),
+        tokens_sampled=last.get("tokens_sampled", 0),
+        bytes_sent=peer.bytes_sent,
+        bytes_received=peer.bytes_received,
+        collaborated="foreign_used" in last,
+        foreign_used=int(peer.total("foreign_used")),
+        rounds_without_foreign=int(peer.total("without_foreign")),
+    )
 
 
-def _accuracies(evaluations: Sequence[EvaluationRow]) -> dict[str, Any]:
-    return {
-        "start": evaluations[0].accuracy,
-        "final": final_accuracy(evaluations),
-        "last": evaluations[-1].accuracy,
-        "problems": evaluations[-1].problems,
-    }
+def _accuracies(evaluations: Sequence[EvaluationRow]) -> Accuracies:
+    last = evaluations[-1]
+    return Accuracies(evaluations[0].accuracy, final_accuracy(evaluations), last.accuracy, last.problems)

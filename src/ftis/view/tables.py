@@ -15,6 +15,7 @@ from rich.text import Text
 from ftis.check.estimate import checkpoints_kept
 from ftis.check.preflight import Sounding, duration
 from ftis.check.quantities import counted, in_bytes, in_time
+from ftis.comparison.summary import PeerSummary, Summary
 from ftis.config import Recipe, cut
 from ftis.prompts import AnswerKind
 from ftis.records.files import checkpoint_path
@@ -29,16 +30,15 @@ from ftis.view.sentences import of_its_time
 WIDTH = 100
 
 
-def closing_table(summary: Mapping[str, Any]) -> rich.table.Table:
+def closing_table(summary: Summary) -> rich.table.Table:
     """A table of a run's arms: a row for each peer, and one for the mean if an arm has several peers."""
     head = ["Peer", "Start", "Final", "OOD start", "OOD final", "Rounds", "Seconds", "Tokens", "Sent", "Foreign used"]
     groups = []
-    for arm, peers in summary["arms"].items():
+    for arm, peers in summary.arms.items():
         rows = []
         for name, peer in peers.items():
-            sent, used = in_bytes(peer["bytes_sent"]), f"{peer['foreign_used']:,}"
-            of_swarm = [sent, used] if peer["collaborated"] else ["–", "–"]
-            spent = [str(peer["rounds"]), seconds_text(peer["seconds"]), f"{peer['tokens_sampled']:,}"]
+            of_swarm = [in_bytes(peer.bytes_sent), f"{peer.foreign_used:,}"] if peer.collaborated else ["–", "–"]
+            spent = [str(peer.rounds), seconds_text(peer.seconds), f"{peer.tokens_sampled:,}"]
             rows.append([name, *_accuracies([peer]), *spent, *of_swarm])
         if len(peers) > 1:
             rows.append(["mean", *_accuracies(list(peers.values())), *[""] * 5])
@@ -47,29 +47,27 @@ def closing_table(summary: Mapping[str, Any]) -> rich.table.Table:
         f"final: mean of the last evaluations, at most {LAST_EVALUATIONS}; seconds: the peer's own work, without "
         f"evaluation and without waiting for the others"
     )
-    caption = f"{summary['name']}, seed {summary['seed']}: {summary['accuracy_is']}"
+    caption = f"{summary.name}, seed {summary.seed}: {summary.accuracy_is}"
     return on_terminal(Table(caption, head, groups, note))
 
 
-def whereabouts(directory: Path, summary: Mapping[str, Any]) -> str:
+def whereabouts(directory: Path, summary: Summary) -> str:
     """A text that names a run's files, the models of its last arm, and the command that makes a page."""
-    arm, peers = next(reversed(summary["arms"].items()))
+    arm, peers = next(reversed(summary.arms.items()))
     place = directory / arm
-    models = [checkpoint_path(place / name, peer["model_step"]).relative_to(place) for name, peer in peers.items()]
+    models = [checkpoint_path(place / name, peer.model_step).relative_to(place) for name, peer in peers.items()]
     return (
         f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models in {place}: "
         f"{', '.join(map(str, models))}; ftis export makes one ready for use; ftis report {directory} makes a page"
     )
 
 
-def _accuracies(peers: Sequence[Mapping[str, Any]]) -> list[str]:
+def _accuracies(peers: Sequence[PeerSummary]) -> list[str]:
     """Mean accuracies over peers at the start and at the end, in distribution and out of distribution."""
-    means, ood = [], []
-    for end in ("start", "final"):
-        of_peers = [fmean(task[end] for task in peer["ood"].values()) for peer in peers if peer["ood"]]
-        means.append(number(fmean(peer[end] for peer in peers)))
-        ood.append(number(fmean(of_peers) if of_peers else None))
-    return means + ood
+    ood = [peer.ood.values() for peer in peers if peer.ood]
+    start = fmean(fmean(split.start for split in of_peer) for of_peer in ood) if ood else None
+    final = fmean(fmean(split.final for split in of_peer) for of_peer in ood) if ood else None
+    return list(map(number, (fmean(peer.start for peer in peers), fmean(peer.final for peer in peers), start, final)))
 
 
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:
