@@ -1,12 +1,19 @@
-"""Keys of metrics about one peer: what is written is what is read."""
+"""Keys of metrics: each has one owner, and what is written about a peer is what is read."""
 
 from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftis import metric_keys
 from ftis.metric_keys import by_peer, peer_key
+from ftis.records.rollouts import ROLLOUTS
 
 names = st.text(st.characters(exclude_characters="/"), min_size=1)
 measures = st.text(min_size=1)
@@ -29,3 +36,26 @@ def test_a_key_that_could_not_be_read_is_refused() -> None:
     for name, measure in (("", "kept"), ("a/b", "kept"), ("a", "")):
         with pytest.raises(ValueError, match="a name has letters and no slash"):
             peer_key(name, measure)
+
+
+def strings(path: Path) -> Iterator[str]:
+    """The strings in a module, parts of formatted ones too, without docstrings."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def test_a_key_is_spelled_in_one_module() -> None:
+    owner = Path(metric_keys.__file__)
+    owned = {value for name, value in vars(metric_keys).items() if name.isupper() and isinstance(value, str)}
+    assert {metric_keys.STEP_TIME, metric_keys.EVIDENCE} < owned
+    owned -= set(ROLLOUTS.names)  # a column of the same name is another thing
+    spelled: dict[str, set[str]] = {}
+    for path in owner.parent.rglob("*.py"):
+        for text in strings(path):
+            if text in owned or re.fullmatch(r"[a-z]\w*(/[a-z]\w*)+", text):
+                spelled.setdefault(text, set()).add(str(path.relative_to(owner.parent)))
+    assert {text: names for text, names in spelled.items() if len(names) > 1} == {}
+    assert {text: names for text, names in spelled.items() if text in owned and names != {owner.name}} == {}

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftis import metric_keys as keys
 from ftis.admission import Admission, Collected
 from ftis.config import Recipe
 from ftis.learning import Update
-from ftis.metric_keys import DROPPED, REJECTED, peer_key
 from ftis.objectives import Diagnostics
 from ftis.rollouts import Prompt, Rollout
 from ftis.selection import Chosen, Judged, OwnOld
@@ -43,7 +43,7 @@ class Stopwatch:
 
     def metrics(self) -> dict[str, float]:
         """``step_time``, and the seconds of each stage."""
-        return {"step_time": self.total, **self.laps}
+        return {keys.STEP_TIME: self.total, **self.laps}
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def round_record(
         metrics.update(participation(judged, chosen, update, heard, recipe, own, about_peers))
     elif recipe.training.overlap:
         of_own = weights_by_source(judged, chosen, update).get(own, {})
-        metrics.update({peer_key(own, measure): value for measure, value in of_own.items()})
+        metrics.update({keys.peer_key(own, measure): value for measure, value in of_own.items()})
     return RoundRecord(metrics, rollout_columns(judged, chosen, prompts))
 
 
@@ -123,18 +123,18 @@ def own_metrics(
     metrics: dict[str, Any] = {
         "reward": float(own_reward.mean()),
         "reward_std": float(own_reward.std(ddof=1)) if len(own_reward) > 1 else 0.0,
-        "frac_reward_zero_std": float(np.mean(lowest == highest)),
+        keys.ZERO_STD: float(np.mean(lowest == highest)),
         "loss": float(np.mean(update.losses)) if update.losses else 0.0,
         "grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0,
-        "optimizer_steps": len(update.losses),
+        keys.OPTIMIZER_STEPS: len(update.losses),
         "sampled_entropy": float(-np.concatenate([r.gen_logp for r in own]).mean()),
-        "completions/mean_length": float(lengths.mean()),
+        keys.MEAN_LENGTH: float(lengths.mean()),
         "completions/min_length": int(lengths.min()),
         "completions/max_length": int(lengths.max()),
-        "completions/clipped_ratio": float(np.mean(np.logical_not(ended))),
+        keys.CLIPPED_RATIO: float(np.mean(np.logical_not(ended))),
         **_clip_ratios(update.diagnostics, num_iterations * sum(len(r) for r in batch.rollouts)),
-        "sampling/logp_recomputed": judged.own_old == OwnOld.RECOMPUTED,
-        "sampling/logp_in_step": judged.own_old == OwnOld.IN_STEP,
+        keys.LOGP_RECOMPUTED: judged.own_old == OwnOld.RECOMPUTED,
+        keys.LOGP_IN_STEP: judged.own_old == OwnOld.IN_STEP,
     }
     if update.diagnostics is not None and len(update.diagnostics.ref_kl):
         metrics["kl"] = float(update.diagnostics.ref_kl.mean())
@@ -143,7 +143,7 @@ def own_metrics(
         metrics["completions/mean_observed"] = float(np.mean([sum(len(ids) for _, ids in r.observed) for r in own]))
     if len(judged.gap):  # sampler and learner must see one policy
         metrics["sampling/checked_logp_difference/mean"] = float(judged.gap.mean())
-        metrics["sampling/checked_logp_difference/max"] = float(judged.gap.max())
+        metrics[keys.LOGP_GAP] = float(judged.gap.max())
     return metrics
 
 
@@ -182,13 +182,13 @@ def participation(
         late = [data for sender, _, data in collected.late if sender == name]
         received = sum(map(len, late)) + len(collected.messages.get(name, b""))
         of_peer: dict[str, Any] = {
-            "delivered": name == own or name in collected.messages or name in collected.offered_only,
+            keys.DELIVERED: name == own or name in collected.messages or name in collected.offered_only,
             "late": len(late),
-            "admitted": counts.get(index, 0),
-            "passed_over": passed_over[name] * recipe.rollouts_per_group,
+            keys.ADMITTED: counts.get(index, 0),
+            keys.PASSED_OVER: passed_over[name] * recipe.rollouts_per_group,
             "rejected": len(rejections),
-            "zero_advantage": int(zero_N[batch.source_N == index].sum()),
-            "kept": float(kept_of[name]),
+            keys.ZERO_ADVANTAGE: int(zero_N[batch.source_N == index].sum()),
+            keys.KEPT: float(kept_of[name]),
             "dropped": 0.0,
             "bytes": heard.sent_bytes if name == own else received,
         }
@@ -196,18 +196,18 @@ def participation(
             of_peer["waited"] = collected.waited[name]
         if index >= 0:
             of_peer["reward"] = float(batch.reward_N[batch.source_N == index].mean())
-        of_peer |= {f"{DROPPED}{reason}": n for (source, reason), n in dropped.items() if source == name}
-        of_peer |= {f"{REJECTED}{reason}": n for reason, n in Counter(str(r.reason) for r in rejections).items()}
+        of_peer |= {f"{keys.DROPPED}{reason}": n for (source, reason), n in dropped.items() if source == name}
+        of_peer |= {f"{keys.REJECTED}{reason}": n for reason, n in Counter(str(r.reason) for r in rejections).items()}
         for rejection in rejections[:1]:
-            of_peer["first_rejection"] = rejection.detail
+            of_peer[keys.FIRST_REJECTION] = rejection.detail
         of_peer.update(weights.get(name, {}))
         of_peer.update(about_peers.get(name, {}))
-        metrics.update({peer_key(name, measure): value for measure, value in of_peer.items()})
+        metrics.update({keys.peer_key(name, measure): value for measure, value in of_peer.items()})
     foreign_R = ~batch.own_N[judged.rows]
     used = int((foreign_R & kept_R & signal_R).sum())
     # A round in which no rollout, own or foreign, carried gradient does not count as one without foreign rollouts.
     nothing_to_learn = bool((~batch.own_N).any()) and not signal_R.any()
-    metrics["foreign_used"], metrics["without_foreign"] = used, used == 0 and not nothing_to_learn
+    metrics[keys.FOREIGN_USED], metrics[keys.WITHOUT_FOREIGN] = used, used == 0 and not nothing_to_learn
     return metrics
 
 
@@ -264,12 +264,12 @@ def by_source(diagnostics: Diagnostics, source_N: Tensor, sources: Sequence[str]
             continue
         raw, weight = diagnostics.raw_weight[tokens].double(), diagnostics.weight[tokens].double()
         summaries[name] = {
-            "kl/k1": float(diagnostics.k1_N[rows].double().mean()),
-            "kl/k3": float(diagnostics.k3_N[rows].double().mean()),
-            **_distribution("sampling/importance_sampling_ratio", raw),
-            **_distribution("sampling/importance_sampling_weight", weight),
+            keys.K1: float(diagnostics.k1_N[rows].double().mean()),
+            keys.K3: float(diagnostics.k3_N[rows].double().mean()),
+            **_distribution(keys.RATIO, raw),
+            **_distribution(keys.WEIGHT, weight),
             "sampling/truncated_fraction": float((raw > weight).double().mean()),
-            "sampling/effective_sample_size": float(raw.sum() ** 2 / (len(raw) * (raw**2).sum())),
+            keys.EFFECTIVE: float(raw.sum() ** 2 / (len(raw) * (raw**2).sum())),
             **_clipped(diagnostics, tokens),
         }
     return summaries

@@ -19,7 +19,7 @@ from ftis.codec import Header, Message, encode
 from ftis.config import FtisError, PeerConfig, Recipe
 from ftis.learning import Update
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch, round_record
-from ftis.metric_keys import NO_NUMBERS
+from ftis.metric_keys import NO_NUMBERS, TOKENS_SAMPLED
 from ftis.objectives import Objective, advantages
 from ftis.prompts import Task
 from ftis.rollouts import Batch, Decode, Group, Ints, Prompt
@@ -184,7 +184,7 @@ class Member:
         batch, old = judged.batch, self.cursor
         sampled = sum(len(rollout) for rollout, own in zip(batch.rollouts, batch.own_N, strict=True) if own)
         self.cursor = new = Cursor(old.step + 1, old.seconds + clock.total, old.tokens_sampled + sampled)
-        own = {"step": new.step, "learning_rate": learning_rate, "tokens_sampled": new.tokens_sampled}
+        own = {"step": new.step, "learning_rate": learning_rate, TOKENS_SAMPLED: new.tokens_sampled}
         return round_record(
             judged,
             chosen,

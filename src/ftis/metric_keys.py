@@ -1,4 +1,4 @@
-"""Keys of a round's metrics that have parts: those of its stages, and those about one peer.
+"""Keys of a round's metrics that several modules write or read, and the form of those about one peer.
 
 A key about one peer is ``peer/<name>/<measure>``. A peer's name may hold dots but no slash; a measure may hold slashes,
 as ``rejected/bad_logp`` does.
@@ -16,9 +16,28 @@ ADMIT, LOGP, UPDATE = "time/admit", "time/logp", "time/update"
 STAGES = {"sampling": (SAMPLE, EXCHANGE), "waiting": (WAIT,), "learning": (ADMIT, LOGP, UPDATE)}
 """The states of a peer in a round, each with the keys of its stages. Between rounds a peer is evaluating."""
 
+STEP_TIME, TOKENS_SAMPLED, PEAK_MEMORY = "step_time", "tokens_sampled", "peak_memory"
+FOREIGN_USED, WITHOUT_FOREIGN = "foreign_used", "without_foreign"
+OPTIMIZER_STEPS, ZERO_STD = "optimizer_steps", "frac_reward_zero_std"
+FORMAT_RIGHT, ANSWER_RIGHT = "format_right", "answer_right"
+MEAN_LENGTH, CLIPPED_RATIO = "completions/mean_length", "completions/clipped_ratio"
+STALENESS, LOGP_GAP = "sampling/staleness", "sampling/checked_logp_difference/max"
+LOGP_RECOMPUTED, LOGP_IN_STEP = "sampling/logp_recomputed", "sampling/logp_in_step"
+"""Measures of a round."""
+
+DELIVERED, FIRST_REJECTION = "delivered", "first_rejection"
+ADMITTED, PASSED_OVER, ZERO_ADVANTAGE, KEPT = "admitted", "passed_over", "zero_advantage", "kept"
+K1, K3, EFFECTIVE = "kl/k1", "kl/k3", "sampling/effective_sample_size"
+RATIO, WEIGHT = "sampling/importance_sampling_ratio", "sampling/importance_sampling_weight"
+HONESTY, QUARANTINED, TELLING = "honesty/", "honesty/quarantined", "honesty/passages"
+EVIDENCE, THRESHOLD, TESTED = "honesty/evidence", "honesty/threshold", "honesty/tokens"
+FOUND_IN, FOUND_AFTER = "honesty/found_in_round", "honesty/found_after_tokens"
+HARMFUL_SINCE, SET_ASIDE = "regret/harmful_since", "regret/set_aside"
+"""Measures about a peer. A quantile follows ratio and weight; :data:`HONESTY` begins those of the honesty test."""
+
 PREFIX, DROPPED, REJECTED = "peer/", "dropped/", "rejected/"
 """Beginnings of the keys about a peer, and of measures that end in a reason."""
-NO_NUMBERS = ("first_rejection", "honesty/passages")
+NO_NUMBERS = (FIRST_REJECTION, TELLING)
 """Endings of the keys of metrics that hold a text or a list."""
 
 Value = TypeVar("Value")

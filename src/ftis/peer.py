@@ -15,7 +15,7 @@ from ftis.config import Recipe
 from ftis.learning import judge, learn
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.member import Member, Outgoing
-from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
+from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, STALENESS, UPDATE, WAIT
 from ftis.policy import ModelError, Policy, positions_of
 from ftis.rollouts import Batch, Floats, Group, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
@@ -149,7 +149,7 @@ class Peer:
         self.sampler.weights_moved(policy)
         clock.lap(UPDATE)
 
-        stale = {"sampling/staleness": staleness} if self.recipe.training.overlap else {}
+        stale = {STALENESS: staleness} if self.recipe.training.overlap else {}
         return member.record(judged, chosen, update, heard, clock, rate, policy.end_ids, stale)
 
     def sample(self, round: int) -> list[ScoredGroup]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftis.metric_keys import WAIT
+from ftis.metric_keys import ADMITTED, TOKENS_SAMPLED, WAIT
 from ftis.recipe.arms import Arm, rollouts_per_round
 from ftis.records.reading import PeerRun, Study, own_seconds
 
@@ -73,7 +73,7 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
     planned, own = round_budget(arm), own_seconds(peer.rounds)
     generated, trained = (float(len(peer.rounds) * each) for each in (planned.generated, planned.trained))
     by_peer = (pair for row in peer.rounds for pair in row.by_peer.items())
-    admitted = [(name, measures["admitted"]) for name, measures in by_peer if "admitted" in measures]
+    admitted = [(name, measures[ADMITTED]) for name, measures in by_peer if ADMITTED in measures]
     if arm.config.collaborate and admitted:  # some foreign ones may be missing, and shares may go by speed
         trained = float(sum(count for _, count in admitted))
         generated = float(sum(count for name, count in admitted if name == peer.name))
@@ -81,7 +81,7 @@ def _spent(arm: Arm, peer: PeerRun) -> dict[str, float]:
         "rounds": len(peer.rounds),
         "rollouts_trained": trained,
         "rollouts_generated": generated,
-        "tokens_generated": peer.rounds[-1].measures["tokens_sampled"],
+        "tokens_generated": peer.rounds[-1].measures[TOKENS_SAMPLED],
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,
         "seconds": sum(own.values()),

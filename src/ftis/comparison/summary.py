@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ftis.config import Recipe, TrainingConfig
-from ftis.metric_keys import WAIT
+from ftis.metric_keys import FOREIGN_USED, TOKENS_SAMPLED, WAIT, WITHOUT_FOREIGN
 from ftis.recipe.arms import arms_of
 from ftis.records.files import write_json
 from ftis.records.plan import SUMMARY
@@ -112,12 +112,12 @@ def _of_peer(peer: PeerRun, training: TrainingConfig) -> PeerSummary:
         model_step=best if best and training.load_best_model_at_end else peer.step,
         seconds=sum(own_seconds(peer.rounds).values()),
         seconds_waited=peer.total(WAIT),
-        tokens_sampled=last.get("tokens_sampled", 0),
+        tokens_sampled=last.get(TOKENS_SAMPLED, 0),
         bytes_sent=peer.bytes_sent,
         bytes_received=peer.bytes_received,
-        collaborated="foreign_used" in last,
-        foreign_used=int(peer.total("foreign_used")),
-        rounds_without_foreign=int(peer.total("without_foreign")),
+        collaborated=FOREIGN_USED in last,
+        foreign_used=int(peer.total(FOREIGN_USED)),
+        rounds_without_foreign=int(peer.total(WITHOUT_FOREIGN)),
     )
 
 

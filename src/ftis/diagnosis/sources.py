@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftis.metric_keys import DROPPED, REJECTED
+from ftis import metric_keys as keys
 from ftis.records.reading import RoundRow
 
 
@@ -68,23 +68,25 @@ def source_of(name: str, rounds: Sequence[RoundRow], behind: int = 0) -> Source:
         return int(sum(measures.get(measure, 0) for measures in measured))
 
     last: Mapping[str, Any] = measured[-1]
-    found = last.get("honesty/found_in_round")
+    found = last.get(keys.FOUND_IN)
     return Source(
         name=name,
-        offered=total("admitted") + total("passed_over"),
-        used=total("kept"),
-        zero=total("zero_advantage"),
-        dropped=by_reason(DROPPED),
-        rejected=by_reason(REJECTED),
-        first_rejection=next((str(m["first_rejection"]) for m in reversed(measured) if m.get("first_rejection")), ""),
+        offered=total(keys.ADMITTED) + total(keys.PASSED_OVER),
+        used=total(keys.KEPT),
+        zero=total(keys.ZERO_ADVANTAGE),
+        dropped=by_reason(keys.DROPPED),
+        rejected=by_reason(keys.REJECTED),
+        first_rejection=next(
+            (str(m[keys.FIRST_REJECTION]) for m in reversed(measured) if m.get(keys.FIRST_REJECTION)), ""
+        ),
         rounds=len(measured),
-        missing=sum(not (measures.get("delivered") or measures.get("late")) for measures in measured),
+        missing=sum(not (measures.get(keys.DELIVERED) or measures.get("late")) for measures in measured),
         late=total("late"),
         behind=behind,
-        quarantined_since=int(found) if found and last.get("honesty/quarantined") else None,
-        accused_only=bool(found) and not last.get("honesty/quarantined"),
-        evidence=last.get("honesty/evidence", 0.0),
-        needed=last.get("honesty/threshold", 0.0),
-        harmful_since=last.get("regret/harmful_since"),
-        set_aside=bool(last.get("regret/set_aside")),
+        quarantined_since=int(found) if found and last.get(keys.QUARANTINED) else None,
+        accused_only=bool(found) and not last.get(keys.QUARANTINED),
+        evidence=last.get(keys.EVIDENCE, 0.0),
+        needed=last.get(keys.THRESHOLD, 0.0),
+        harmful_since=last.get(keys.HARMFUL_SINCE),
+        set_aside=bool(last.get(keys.SET_ASIDE)),
     )

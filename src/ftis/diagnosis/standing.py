@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from ftis.diagnosis.sources import Source, source_of
 from ftis.diagnosis.troubles import MEAN_OF, Decline, Trouble, decline_of, reward_means, rounds_without, trouble_of
-from ftis.metric_keys import WAIT
+from ftis.metric_keys import STEP_TIME, WAIT, WITHOUT_FOREIGN
 from ftis.records.events import NetworkEvent
 from ftis.records.reading import VALIDATION, ArmOfRun, EvaluationRow, PeerRun, RoundRow
 
@@ -147,10 +147,10 @@ def standing(
         return Standing(name, rounds, started=bool(evaluations), together=together, silent_for=silent_for)
     step, means, recent = rows[-1].step, reward_means(rows), rows[-WINDOW:]
     finished, usual, noise = step >= rounds, _usual(recent), _unrest(recent)
-    without_foreign = rounds_without(rows, lambda row: not row.measures.get("without_foreign"))
+    without_foreign = rounds_without(rows, lambda row: not row.measures.get(WITHOUT_FOREIGN))
     lonely = rows[-min(without_foreign, WINDOW) :] if without_foreign else []
     if whole and finished:
-        recent, lonely = rows, [row for row in rows if row.measures.get("without_foreign")]
+        recent, lonely = rows, [row for row in rows if row.measures.get(WITHOUT_FOREIGN)]
         without_foreign = len(lonely)
     reward, change, over = _change(means)
     best = max((mean for _, mean in means), default=None)
@@ -183,12 +183,12 @@ def _usual(rows: Sequence[RoundRow]) -> float | None:
 
     In its first round, or the first after a return, a peer may wait for others that are started later.
     """
-    timed = [row for row in rows if "step_time" in row.measures]
+    timed = [row for row in rows if STEP_TIME in row.measures]
     if not timed:
         return None
     waits = [(row, row.measures.get(WAIT) or 0.0) for row in timed]
     later = [wait for row, wait in waits if row.step > 1]
-    return fmean(row.measures["step_time"] - wait for row, wait in waits) + (median(later) if later else 0.0)
+    return fmean(row.measures[STEP_TIME] - wait for row, wait in waits) + (median(later) if later else 0.0)
 
 
 def _unrest(rows: Sequence[RoundRow]) -> float:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from ftis.metric_keys import peer_key
+from ftis import metric_keys as keys
 from ftis.records.reading import EvaluationRow, RoundRow
 
 MEAN_OF = 3
@@ -29,8 +29,8 @@ SHORT = 1.5
 """The mean tokens of a completion that ends at once: the end is one of them."""
 
 CAUSAL = (
-    *("reward", "reward_std", "frac_reward_zero_std", "optimizer_steps", "format_right", "answer_right"),
-    *("completions/mean_length", "completions/clipped_ratio", "learning_rate"),
+    *("reward", "reward_std", keys.ZERO_STD, keys.OPTIMIZER_STEPS, keys.FORMAT_RIGHT, keys.ANSWER_RIGHT),
+    *(keys.MEAN_LENGTH, keys.CLIPPED_RATIO, "learning_rate"),
 )
 """The measures of a round by which a :class:`Trouble` is found."""
 
@@ -100,7 +100,9 @@ def _noise(name: str, rows: Sequence[RoundRow]) -> float:
     """
     seen = [row.measures for row in rows if "reward" in row.measures]
     within = [
-        m["reward_std"] / math.sqrt(n) for m in seen if "reward_std" in m and (n := m.get(peer_key(name, "admitted")))
+        m["reward_std"] / math.sqrt(n)
+        for m in seen
+        if "reward_std" in m and (n := m.get(keys.peer_key(name, keys.ADMITTED)))
     ]
     steps = [(b["reward"] - a["reward"]) ** 2 / 2 for a, b in pairwise(seen)]
     return max(fmean(within) if within else 0.0, math.sqrt(fmean(steps)) if steps else 0.0)
@@ -162,18 +164,18 @@ def why_nothing(measures: Mapping[str, Any]) -> str:
     """
     reward, spread = measures.get("reward"), measures.get("reward_std", 0.0)
     if reward == 0 and not spread:
-        if measures.get("completions/mean_length", math.inf) <= SHORT:
+        if measures.get(keys.MEAN_LENGTH, math.inf) <= SHORT:
             return "at once"
-        if measures.get("completions/clipped_ratio", 0.0) >= MOSTLY:
+        if measures.get(keys.CLIPPED_RATIO, 0.0) >= MOSTLY:
             return "endless"
-        return "format" if measures.get("format_right", 1.0) < HARDLY else "unrewarded"
-    if measures.get("frac_reward_zero_std") == 1:
-        if measures.get("answer_right", 0.0) >= MOSTLY:
+        return "format" if measures.get(keys.FORMAT_RIGHT, 1.0) < HARDLY else "unrewarded"
+    if measures.get(keys.ZERO_STD) == 1:
+        if measures.get(keys.ANSWER_RIGHT, 0.0) >= MOSTLY:
             return "easy"
         return "equal" if spread else "constant"
-    if measures.get("optimizer_steps") == 0:
+    if measures.get(keys.OPTIMIZER_STEPS) == 0:
         return "dropped"
-    return "answer" if measures.get("answer_right") == 0 else ""
+    return "answer" if measures.get(keys.ANSWER_RIGHT) == 0 else ""
 
 
 def reward_means(rows: Sequence[RoundRow]) -> list[tuple[int, float]]:

@@ -20,6 +20,7 @@ from ftis.config import Recipe, RunError
 from ftis.directory.claiming import peer_lock, swarm_lock
 from ftis.directory.provenance import note_rollback
 from ftis.honesty.selection import HonestyTest
+from ftis.metric_keys import HONESTY
 from ftis.recipe.arms import arms_of
 from ftis.records.files import EVALUATIONS, METRICS, checkpoint_path, locked, saved_steps
 from ftis.records.plan import CURVES, EXPERIMENT, REPORT, RESULTS, SUMMARY, read_plan
@@ -187,7 +188,7 @@ def _undone(swarm: SwarmDirectory, name: str, step: int) -> Undone:
         finished=max(newest, records.rounds[-1].step if records.rounds else 0, step),
         step=step,
         accused=accused,
-        evidence={sender: {k: v for k, v in of_last[sender].items() if k.startswith("honesty/")} for sender in by_last},
+        evidence={sender: {k: v for k, v in of_last[sender].items() if k.startswith(HONESTY)} for sender in by_last},
         action=swarm.recipe.honesty.action,
     )
 

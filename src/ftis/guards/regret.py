@@ -23,6 +23,7 @@ from torch import Tensor
 from ftis.config import Recipe
 from ftis.guards.falls import LONGEST, FallTest, shortest_window
 from ftis.guards.plants import Found, PlantTest
+from ftis.metric_keys import HARMFUL_SINCE, SET_ASIDE
 from ftis.rollouts import Decode
 from ftis.selection import Judged, Selection
 
@@ -246,8 +247,8 @@ class NoRegret(Selection):
                 "regret/texts": len(self.plants.found),
             }
         if peer in self.harmful:
-            return {"regret/harmful_since": self.harmful[peer]}
-        return {"regret/set_aside": peer in self.skipped(0)}
+            return {HARMFUL_SINCE: self.harmful[peer]}
+        return {SET_ASIDE: peer in self.skipped(0)}
 
     def sentences(self, decode: Decode) -> list[str]:
         """This round's decisions."""

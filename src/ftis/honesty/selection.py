@@ -20,6 +20,7 @@ from ftis.honesty.contexts import Past
 from ftis.honesty.evidence import Detector, Floats64, ratios_of, share_of
 from ftis.honesty.frequent import Frequent, blocks_of
 from ftis.honesty.spellings import Spellings
+from ftis.metric_keys import EVIDENCE, FOUND_AFTER, FOUND_IN, QUARANTINED, TELLING, TESTED, THRESHOLD
 from ftis.rollouts import Decode, Floats, Ints, Rollout
 from ftis.selection import Judged, Selection
 
@@ -269,17 +270,17 @@ class HonestyTest(Selection):
             return {}
         sender = self.senders[peer]
         measures: dict[str, Any] = {
-            "honesty/quarantined": peer in self.quarantined,
-            "honesty/evidence": max(sender.nats, 0.0),
-            "honesty/threshold": self.threshold,
-            "honesty/tokens": sender.tokens,
+            QUARANTINED: peer in self.quarantined,
+            EVIDENCE: max(sender.nats, 0.0),
+            THRESHOLD: self.threshold,
+            TESTED: sender.tokens,
             "honesty/refused": self._acts and any(name == peer for name, _ in self.refused),
             "honesty/evidence_together": max(self.together.nats, 0.0),
         }
         if sender.found is not None:
-            measures["honesty/found_in_round"] = sender.found + 1
-            measures["honesty/found_after_tokens"] = sender.found_after
-            measures["honesty/passages"] = [decode(ids) for ids in sender.passages]
+            measures[FOUND_IN] = sender.found + 1
+            measures[FOUND_AFTER] = sender.found_after
+            measures[TELLING] = [decode(ids) for ids in sender.passages]
         return measures
 
     def state(self) -> Mapping[str, Any]:
@@ -297,7 +298,7 @@ class HonestyTest(Selection):
     @staticmethod
     def found_by(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """As :meth:`found_in`, from a round's measures :meth:`about` peers. Passages, which are text, are left out."""
-        found, after = "honesty/found_in_round", "honesty/found_after_tokens"
+        found, after = FOUND_IN, FOUND_AFTER
         accused = [(name, row) for name, row in measures.items() if found in row]
         return {name: {"found": row[found] - 1, "found_after": row[after], "passages": []} for name, row in accused}
 

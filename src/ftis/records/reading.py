@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ftis import metric_keys as keys
 from ftis.config import Recipe
-from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, NO_NUMBERS, SAMPLE, UPDATE, by_peer, peer_key, seconds_by_stage
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.events import Event, of_json
 from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
@@ -92,15 +92,15 @@ class RoundRow:
     @staticmethod
     def of(line: Mapping[str, Any]) -> RoundRow:
         """The row of a line. Raises KeyError or TypeError if the line holds no such row."""
-        _require(line, NUMBER_OR_NONE, *(key for key in line if "/" in key and not key.endswith(NO_NUMBERS)))
-        _require(line, NUMBER, *(key for key in ("reward", "tokens_sampled", "step_time") if key in line))
+        _require(line, NUMBER_OR_NONE, *(key for key in line if "/" in key and not key.endswith(keys.NO_NUMBERS)))
+        _require(line, NUMBER, *(key for key in ("reward", keys.TOKENS_SAMPLED, keys.STEP_TIME) if key in line))
         _require(line, int, "step")
         return RoundRow(line["step"], line)
 
     @cached_property  # a line of a large swarm has thousands of keys
     def by_peer(self) -> Mapping[str, Mapping[str, Any]]:
         """The line's measures about each peer, by name and measure."""
-        return by_peer(self.measures)
+        return keys.by_peer(self.measures)
 
 
 @dataclass(frozen=True)
@@ -124,19 +124,19 @@ class EventRow:
         return EventRow(str(line.get("time", "")), event)
 
 
-def _require(line: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str) -> None:
-    for key in keys:
-        if not isinstance(line[key], kind):
-            raise TypeError(f"{key} is {line[key]!r}")
+def _require(line: Mapping[str, Any], kind: type | tuple[type, ...], *names: str) -> None:
+    for name in names:
+        if not isinstance(line[name], kind):
+            raise TypeError(f"{name} is {line[name]!r}")
 
 
-OWN_WORK = {"sampling": (SAMPLE,), "exchange": (EXCHANGE, ADMIT), "training": (LOGP, UPDATE)}
+OWN_WORK = {"sampling": (keys.SAMPLE,), "exchange": (keys.EXCHANGE, keys.ADMIT), "training": (keys.LOGP, keys.UPDATE)}
 """A peer's own work, without evaluation and without waiting for the others, each part with the keys of its stages."""
 
 
 def own_seconds(rounds: Iterable[RoundRow]) -> dict[str, float]:
     """Seconds of each part of a peer's own work over some rounds."""
-    return seconds_by_stage(*(row.measures for row in rounds), states=OWN_WORK)
+    return keys.seconds_by_stage(*(row.measures for row in rounds), states=OWN_WORK)
 
 
 class PeerRun:
@@ -245,7 +245,7 @@ class PeerRun:
     @property
     def learned_alone(self) -> bool:
         """Whether it collaborated and used no foreign rollout in any round, though a round could have."""
-        return self.total("without_foreign") > 0 and not self.total("foreign_used")
+        return self.total(keys.WITHOUT_FOREIGN) > 0 and not self.total(keys.FOREIGN_USED)
 
     def spent_by(self, step: int) -> tuple[int | None, float | None]:
         """Tokens that it sampled and seconds of its own work in its first ``step`` rounds.
@@ -257,7 +257,7 @@ class PeerRun:
             self._spent[0] = (0, seconds)
             for row, n in self.standing_for():
                 seconds += n * sum(own_seconds([row]).values())
-                self._spent[row.step] = (row.measures.get("tokens_sampled", 0), seconds)
+                self._spent[row.step] = (row.measures.get(keys.TOKENS_SAMPLED, 0), seconds)
         if self.thinned:
             step = max((known for known in self._spent if known <= step), default=0)
         return self._spent.get(step, (None, None))
@@ -265,7 +265,7 @@ class PeerRun:
     @property
     def bytes_sent(self) -> int:
         """Bytes that the peer offered to each of the others, over all rounds."""
-        return int(self.total(peer_key(self.name, "bytes")))
+        return int(self.total(keys.peer_key(self.name, "bytes")))
 
     @property
     def bytes_received(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ftis.config import Recipe
+from ftis.metric_keys import ANSWER_RIGHT, FORMAT_RIGHT
 from ftis.prompts import Task
 from ftis.rewards.answers import extract_answer, graded
 from ftis.rewards.scoring import is_graded, kind_of_answers
@@ -49,4 +50,4 @@ def parts_of_reward(recipe: Recipe, task: Task, own: str, rollouts: Mapping[str,
         return graded_in(recipe, task, rollouts["item"][row], rollouts["completion"][row])[1]
 
     right = [score(row, well_formed) >= 1 - ROUNDING for row, well_formed in zip(rows, formats, strict=True)]
-    return {"format_right": float(np.mean(formats)), "answer_right": float(np.mean(right))}
+    return {FORMAT_RIGHT: float(np.mean(formats)), ANSWER_RIGHT: float(np.mean(right))}

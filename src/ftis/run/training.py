@@ -15,7 +15,7 @@ from ftis.engines.stops import Stopping
 from ftis.guards.regret import NoRegret
 from ftis.measures import RoundRecord
 from ftis.member import Outgoing
-from ftis.metric_keys import DRAW, SAMPLE, UPDATE, WAIT
+from ftis.metric_keys import DRAW, PEAK_MEMORY, SAMPLE, UPDATE, WAIT
 from ftis.peer import Drawn, Peer
 from ftis.policy import Policy
 from ftis.records.events import (
@@ -205,7 +205,7 @@ class Trainer:
             own = [(asked, text) for source, asked, text in rows if source == peer.name]
             more |= score.means(own, ahead)
         if memory := peak_bytes(peer.policy.device):
-            more["peak_memory"] = memory
+            more[PEAK_MEMORY] = memory
         record = record.with_more(more)
         self.records.round(record)
         peer.learning = False

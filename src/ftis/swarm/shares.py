@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median_high
 from typing import Any
 
-from ftis.metric_keys import DRAW, SAMPLE, WAIT, peer_key
+from ftis.metric_keys import ADMITTED, DRAW, SAMPLE, STEP_TIME, WAIT, peer_key
 from ftis.records.reading import RoundRow
 
 ROUNDS = 4
@@ -62,10 +62,10 @@ class Share:
 
     def took(self, metrics: Mapping[str, Any]) -> None:
         """Note a finished round. A draw beside the learner drew the next round's groups, and counts there in full."""
-        prompts = metrics.get(peer_key(self.own, "admitted"), 0) / self.group
+        prompts = metrics.get(peer_key(self.own, ADMITTED), 0) / self.group
         if self.is_equal or not prompts:
             return
-        seconds = metrics["step_time"] - metrics[WAIT]
+        seconds = metrics[STEP_TIME] - metrics[WAIT]
         measured, self.drawn = self.drawn, None
         if DRAW in metrics:
             self.drawn = metrics[DRAW], seconds

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftis.config import PEER_NAME
-from ftis.metric_keys import STAGES, by_peer, seconds_by_stage
+from ftis.metric_keys import ADMITTED, QUARANTINED, STAGES, by_peer, seconds_by_stage
 from ftis.records.events import Evaluated, Event, PeerStarted, RoundEnded
 from ftis.swarm.facts import read_facts
 from ftis.version import VERSION
 
 LONGEST_TEXT, MOST_PEERS = 64, 256
 """The most letters of a text, and the most names, that are taken from a status."""
-COUNTS = ("admitted", "rejected", "late", "bytes")
+COUNTS = (ADMITTED, "rejected", "late", "bytes")
 """The measures of another peer that a status sums up."""
 
 
@@ -40,7 +40,7 @@ class Status:
             totals = dict(self.facts.get("from", {}))
             for name, measures in by_peer(event.metrics).items():
                 counts = {key: int(measures.get(key, 0)) for key in COUNTS}
-                quarantined = int(measures.get("honesty/quarantined", False))
+                quarantined = int(measures.get(QUARANTINED, False))
                 totals[name] = _sum(totals.get(name, {}), counts) | {"quarantined": quarantined}
             self.facts |= {"reward": event.metrics["reward"], "from": totals}
         if isinstance(event, (RoundEnded, Evaluated, PeerStarted)):

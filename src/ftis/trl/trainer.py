@@ -35,7 +35,7 @@ from ftis.engines.agreement import require_agreement, trial
 from ftis.environments.play import Player, player_of
 from ftis.learning import Update
 from ftis.measures import RoundExchange, Stopwatch
-from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, UPDATE, WAIT
+from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, STEP_TIME, UPDATE, WAIT, ZERO_STD
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
@@ -63,7 +63,7 @@ from ftis.trl.swarm import Link, Swarm, adapted
 STATE = "ftis.json"
 """A checkpoint's file with the exchange's cursor and the states of selections."""
 
-HOSTS_OWN = ("step", "loss", "learning_rate", "step_time", "reward", "reward_std", "frac_reward_zero_std")
+HOSTS_OWN = ("step", "loss", "learning_rate", STEP_TIME, "reward", "reward_std", ZERO_STD)
 """Metrics that TRL logs itself."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ftis.check.quantities import counted
 from ftis.diagnosis.standing import standings
 from ftis.diagnosis.troubles import reward_means
-from ftis.metric_keys import DRAW, SAMPLE, seconds_by_stage
+from ftis.metric_keys import DRAW, SAMPLE, TOKENS_SAMPLED, seconds_by_stage
 from ftis.records.events import Evaluated, Event, NetworkEvent, PeerFinished, PeerStarted, PeerStopped
 from ftis.records.reading import VALIDATION, ArmOfRun, PeerRun, RoundRow, Study, own_seconds
 from ftis.view.charts import ROUND, Chart, Series, chart
@@ -124,7 +124,7 @@ def spent_table(arm: ArmOfRun) -> Cost | None:
         lately = peer.rounds[-LATELY:]
         stages = seconds_by_stage(*(row.measures for row in lately))
         each = [seconds_text(seconds / len(lately)) for seconds in (*own_seconds(lately).values(), stages["waiting"])]
-        tokens = amount(lately[-1].measures.get("tokens_sampled"))
+        tokens = amount(lately[-1].measures.get(TOKENS_SAMPLED))
         moved = (_megabytes(peer.bytes_sent), _megabytes(peer.bytes_received))
         evaluating = sum(row.seconds for row in peer.evaluations if row.step >= lately[0].step)
         spent = of_its_time({**stages, "evaluating": evaluating})
@@ -143,7 +143,7 @@ def _megabytes(count: float) -> str:
 
 def _tokens_per_second(rows: Sequence[RoundRow]) -> str:
     seconds = sum(row.measures.get(DRAW) or row.measures.get(SAMPLE, 0.0) for row in rows[1:])
-    first, last = (row.measures.get("tokens_sampled") for row in (rows[0], rows[-1]))
+    first, last = (row.measures.get(TOKENS_SAMPLED) for row in (rows[0], rows[-1]))
     return amount((last - first) / seconds) if seconds and first is not None and last is not None else "–"
 
 

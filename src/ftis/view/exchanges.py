@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from ftis import metric_keys as keys
 from ftis.config import ObjectiveConfig
 from ftis.diagnosis.sources import source_of
-from ftis.metric_keys import peer_key
 from ftis.records.reading import RoundRow, Study
 from ftis.view import figures
-from ftis.view.figures import EFFECTIVE
 from ftis.view.pairs import MOST_FIGURES, ArmRounds, PairMeasures
 from ftis.view.sections import Cell, ChartRow, RowGroup, Table
 
@@ -21,18 +20,15 @@ LONGEST_REASON = 300
 """The most letters of a first rejection, or of telling passages, that a page shows."""
 
 LEARNED = {
-    "admitted": ("Came", 1),
-    "zero_advantage": ("Without signal", 1),
+    keys.ADMITTED: ("Came", 1),
+    keys.ZERO_ADVANTAGE: ("Without signal", 1),
     "dropped": ("Dropped", 1),
-    "kept": ("Learned from", 1),
-    "kl/k1": ("k1, nats", 2),
-    "sampling/importance_sampling_weight/mean": ("Weight", 3),
-    EFFECTIVE: ("Effective sample size", 2),
+    keys.KEPT: ("Learned from", 1),
+    keys.K1: ("k1, nats", 2),
+    f"{keys.WEIGHT}/mean": ("Weight", 3),
+    keys.EFFECTIVE: ("Effective sample size", 2),
 }
 """Measures of a source's rollouts: each with its title in the table and its number of digits."""
-
-GAP = "sampling/checked_logp_difference/max"
-"""The largest difference between sampler and learner on the own tokens that a round checks."""
 
 LAST_ROUNDS = 30
 """The most columns of the matrix, one per round."""
@@ -98,7 +94,7 @@ class ArmExchange:
         taken: None with several seeds.
         refusals: None if nothing was refused.
         honesty: None if there was no test.
-        sampler_gap: in nats, by :data:`GAP`; "" if it was not measured.
+        sampler_gap: the largest difference of log-probabilities, in nats; "" if it was not measured.
     """
 
     name: str
@@ -198,7 +194,7 @@ def cap_of(rounds: ArmRounds, objective: ObjectiveConfig) -> float | None:
     if objective.importance_sampling_clip_max is not None:
         return objective.importance_sampling_clip_max
     for learner, source in rounds.pairs:
-        ratio, weight = (peer_key(source, f"sampling/importance_sampling_{kind}/max") for kind in ("ratio", "weight"))
+        ratio, weight = (keys.peer_key(source, f"{kind}/max") for kind in (keys.RATIO, keys.WEIGHT))
         for row in (row.measures for run in rounds.runs.values() for row in run[learner]):
             if (row.get(ratio) or 0) > (row.get(weight) or float("inf")):
                 return float(row[weight])
@@ -251,25 +247,25 @@ def honesty(rounds: ArmRounds) -> Table | None:
         of_seed = f" of seed {seed}" if len(rounds.runs) > 1 else ""
         for learner, source in sorted(rounds.pairs):
             last = run[learner][-1].by_peer.get(source, {}) if run[learner] else {}
-            if "honesty/evidence" not in last:
+            if keys.EVIDENCE not in last:
                 continue
-            key = peer_key(source, "honesty/evidence")
+            key = keys.peer_key(source, keys.EVIDENCE)
             nats = max(row.measures.get(key, 0.0) for row in run[learner])
             tested.setdefault(source, []).append((nats, learner, last))
-            if "honesty/found_in_round" in last:
-                when = f"round {last['honesty/found_in_round']}{of_seed}"
-                after = f"after {last.get('honesty/found_after_tokens', 0):,} tokens"
+            if keys.FOUND_IN in last:
+                when = f"round {last[keys.FOUND_IN]}{of_seed}"
+                after = f"after {last.get(keys.FOUND_AFTER, 0):,} tokens"
                 found.setdefault(source, []).append(f"{learner} in {when}, {after}")
     rows = []
     for source, tests in tested.items():
         nats, learner, last = max(tests, key=lambda test: test[0])
         cells = [
             Cell(f"{nats:.1f}", strong=source in found),
-            Cell(f"{last.get('honesty/threshold', 0):.1f}"),
+            Cell(f"{last.get(keys.THRESHOLD, 0):.1f}"),
             Cell(learner),
-            Cell(f"{max(of_last.get('honesty/tokens', 0) for _, _, of_last in tests):,}"),
+            Cell(f"{max(of_last.get(keys.TESTED, 0) for _, _, of_last in tests):,}"),
             Cell("; ".join(found.get(source, ["nobody"]))),
-            Cell(", ".join(map(repr, last.get("honesty/passages") or ()))[:LONGEST_REASON]),
+            Cell(", ".join(map(repr, last.get(keys.TELLING) or ()))[:LONGEST_REASON]),
         ]
         rows.append((nats, [Cell(source), *cells]))
     head = ["Source", "Evidence, nats", "Needed", "Highest at", "Tokens tested", "Found by", "Telling passages"]
@@ -282,5 +278,5 @@ def honesty(rounds: ArmRounds) -> Table | None:
 
 def _sampler_gap(rounds: ArmRounds) -> str:
     every = (row.measures for run in rounds.runs.values() for of_peer in run.values() for row in of_peer)
-    gaps = [measures[GAP] for measures in every if GAP in measures]
+    gaps = [measures[keys.LOGP_GAP] for measures in every if keys.LOGP_GAP in measures]
     return f"{max(gaps):.1e}" if gaps else ""

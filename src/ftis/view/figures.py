@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from ftis.metric_keys import K1, K3, RATIO
 from ftis.records.files import write_whole
 from ftis.records.plan import CURVES
 from ftis.view.charts import ROUND, Chart, Plot, Style, arm_styles, short
@@ -143,9 +144,6 @@ NOTHING = "no rollout of it was weighed"
 OUTLIER = 30
 """The largest KL on the axis, in medians. A larger one is drawn on the edge."""
 
-EFFECTIVE = "sampling/effective_sample_size"
-RATIO = "sampling/importance_sampling_ratio/"
-
 
 def _title(heard: PairMeasures) -> str:
     return f"{short(heard.learner)} ← {short(heard.source)}"
@@ -157,10 +155,10 @@ def weights(heard: PairMeasures, cap: float | None) -> Chart:
     Args:
         cap: C, above which the objective truncates; None if it is not known.
     """
-    rounds = list(heard.values(f"{RATIO}p50"))
+    rounds = list(heard.values(f"{RATIO}/p50"))
 
     def series(quantile: str, over_seeds: Any = median) -> list[float]:
-        return [max(over_seeds(values), SMALLEST_RATIO) for values in heard.values(f"{RATIO}{quantile}").values()]
+        return [max(over_seeds(values), SMALLEST_RATIO) for values in heard.values(f"{RATIO}/{quantile}").values()]
 
     alt = f"{heard.arm}, {heard.learner}: π_old/π_gen of {heard.source}'s tokens over rounds"
     subtitle = "weight per token, before truncation"
@@ -186,7 +184,7 @@ def divergence(heard: PairMeasures, reduction: str | None, threshold: tuple[str,
         reduction: the filter's reduction over a completion's tokens; None if it is not known.
         threshold: the filter's estimator and its threshold g; None without a filter, or if they are not known.
     """
-    drawn = {"k1": ("dropped", heard.values("kl/k1")), "k3": ("kept", heard.values("kl/k3"))}
+    drawn = {"k1": ("dropped", heard.values(K1)), "k3": ("kept", heard.values(K3))}
     unit = {"sum": "nats per completion", "mean": "nats per token", None: "nats"}[reduction]
     alt = f"{heard.arm}, {heard.learner}: mean KL of {heard.source}'s rollouts over rounds, {unit}"
     alt += f"; threshold {threshold[1]:g} on {threshold[0]}" if threshold else ""

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from ftis.check.quantities import counted, in_time
 from ftis.diagnosis.standing import Left, seconds_left
+from ftis.metric_keys import STEP_TIME
 from ftis.recipe.arms import Arm
 from ftis.records.following import Directory
 from ftis.records.reading import VALIDATION, PeerRun, Study
@@ -101,7 +102,7 @@ def _job(seed: int, arm: Arm, peers: Sequence[PeerRun], now: float, link: Callab
 
 def _at_work(peer: PeerRun, rounds: int, now: float) -> bool:
     begun = peer.changed > 0 and peer.missing(rounds) is not None
-    return begun and now - peer.changed < max(RECENT, 3 * peer.last.get("step_time", 0.0))
+    return begun and now - peer.changed < max(RECENT, 3 * peer.last.get(STEP_TIME, 0.0))
 
 
 def _left(swarms: Sequence[tuple[int, Arm, Sequence[PeerRun]]], at_work: int) -> float | None:
@@ -109,6 +110,6 @@ def _left(swarms: Sequence[tuple[int, Arm, Sequence[PeerRun]]], at_work: int) ->
     left = []
     for _, arm, peers in swarms:
         rounds = max(arm.recipe.training.rounds - peer.step for peer in peers)
-        pace = max(peer.last.get("step_time", 0.0) for peer in peers)
+        pace = max(peer.last.get(STEP_TIME, 0.0) for peer in peers)
         left.append(Left(arm.name, rounds, pace if all(peer.step for peer in peers) else None))
     return seconds_left(left, at_work)

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ftis import metric_keys as keys
 from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.diagnosis.standing import WINDOW, Left, Standing, seconds_left, standing
 from ftis.diagnosis.troubles import CAUSAL
-from ftis.metric_keys import DRAW, SAMPLE, WAIT, by_peer
 from ftis.records.events import (
     ArmBegun,
     AskedToStop,
@@ -205,9 +205,9 @@ class Display:
         rows.append(RoundRow(int(metrics["step"]), metrics))
         if len(rows) > WINDOW:
             old = rows[-WINDOW - 1]
-            kept = (*CAUSAL, "without_foreign")
+            kept = (*CAUSAL, keys.WITHOUT_FOREIGN)
             rows[-WINDOW - 1] = RoundRow(old.step, {key: old.measures[key] for key in kept if key in old.measures})
-        swarm = list(by_peer(metrics)) or [peer]
+        swarm = list(keys.by_peer(metrics)) or [peer]
         return standing(peer, total, rows, swarm, evaluations=self._evaluations[name])
 
     def _remark(self, name: str, state: Standing, least: int = 1) -> None:
@@ -230,11 +230,11 @@ class Display:
 
     def _of_sampler(self, name: str, metrics: Mapping[str, Any], notes: dict[str, str]) -> None:
         """Print once that the sampler's log-probabilities differ from the learner's, and the remedy taken."""
-        recomputed, in_step = metrics.get("sampling/logp_recomputed"), metrics.get("sampling/logp_in_step")
-        if "log-probs" in notes or metrics.get("sampling/staleness") or not (recomputed or in_step):
+        recomputed, in_step = metrics.get(keys.LOGP_RECOMPUTED), metrics.get(keys.LOGP_IN_STEP)
+        if "log-probs" in notes or metrics.get(keys.STALENESS) or not (recomputed or in_step):
             return
         notes["log-probs"] = "computed again" if recomputed else "from the step"
-        gap = metrics.get("sampling/checked_logp_difference/max")
+        gap = metrics.get(keys.LOGP_GAP)
         why = "top-k or top-p is on" if gap is None else f"sampler and learner differ by up to {gap:.1g} nats"
         done = "log π_old of own rollouts is taken from the optimiser step"
         self._line(f"{name}: {why}: {done if in_step else 'log-probabilities of own rollouts are computed again'}")
@@ -242,11 +242,11 @@ class Display:
     def _noted(self, name: str, metrics: Mapping[str, Any]) -> dict[str, str]:
         """A round's notes by name: reward and, if known, the share of groups with signal and tokens a second."""
         notes = {"reward": f"{metrics['reward']:.2f}"}
-        if "frac_reward_zero_std" in metrics:
-            notes["signal"] = f"{1 - metrics['frac_reward_zero_std']:.0%}"
+        if keys.ZERO_STD in metrics:
+            notes["signal"] = f"{1 - metrics[keys.ZERO_STD]:.0%}"
         before = self._tokens.get(name, 0 if metrics["step"] == 1 else None)
-        self._tokens[name] = metrics.get("tokens_sampled", 0)
-        if before is not None and (seconds := metrics.get(DRAW) or metrics.get(SAMPLE)):
+        self._tokens[name] = metrics.get(keys.TOKENS_SAMPLED, 0)
+        if before is not None and (seconds := metrics.get(keys.DRAW) or metrics.get(keys.SAMPLE)):
             notes["tokens/s"] = f"{(self._tokens[name] - before) / seconds:,.0f}"
         return notes
 
@@ -254,21 +254,21 @@ class Display:
         """A line on a round, with the time left."""
         step = state.step
         parts = [f"{name}: round {step} of {state.rounds}", f"reward {metrics['reward']:.2f}"]
-        for right in ("format_right", "answer_right"):
+        for right in (keys.FORMAT_RIGHT, keys.ANSWER_RIGHT):
             if step == 1 and right in metrics:
                 parts.append(f"{right.replace('_', ' ')} in {metrics[right]:.0%}")
-        if "frac_reward_zero_std" in metrics:
-            parts.append(f"{1 - metrics['frac_reward_zero_std']:.0%} of all groups with signal")
-        if "step_time" in metrics:
-            waited = metrics.get(WAIT) or 0.0
+        if keys.ZERO_STD in metrics:
+            parts.append(f"{1 - metrics[keys.ZERO_STD]:.0%} of all groups with signal")
+        if keys.STEP_TIME in metrics:
+            waited = metrics.get(keys.WAIT) or 0.0
             waiting = f" and {seconds_text(waited)} s waiting" if waited >= 0.01 else ""
-            parts.append(f"{seconds_text(metrics['step_time'] - waited)} s{waiting}")
+            parts.append(f"{seconds_text(metrics[keys.STEP_TIME] - waited)} s{waiting}")
         if tokens_per_second:
             parts.append(f"{tokens_per_second} tokens/s")
         if step == 1:
-            own = by_peer(metrics).get(name.rpartition("/")[2], {})
+            own = keys.by_peer(metrics).get(name.rpartition("/")[2], {})
             parts += [f"{in_bytes(own['bytes'])} sent"] if own.get("bytes") else []
-            parts += [f"peak memory {in_bytes(metrics['peak_memory'])}"] if "peak_memory" in metrics else []
+            parts += [f"peak memory {in_bytes(metrics[keys.PEAK_MEMORY])}"] if keys.PEAK_MEMORY in metrics else []
         if state.seconds_left is not None:
             parts.append(f"about {in_time(state.seconds_left)} left")
         return "  ".join(parts)
