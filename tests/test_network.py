@@ -371,7 +371,7 @@ def test_only_the_swarms_own_certificates_connect(tmp_path: Path) -> None:
         one_round(peers, a, b)
         member = NetworkConfig.model_validate(tls(ours, "b", port, listens=False) | {"mode": "client"}, strict=False)
         with open_session(member) as session:
-            assert [status["peer"] for status in ask_status(session)] == ["a", "b"]
+            assert [status.peer for status in ask_status(session)] == ["a", "b"]
         foreign = tls(theirs, "eve", port, listens=False) | {"mode": "client"}
         for bad in (foreign, {"connect": [f"tcp/127.0.0.1:{port}"], "mode": "client"}):
             config = engine_config(NetworkConfig.model_validate(bad, strict=False))
@@ -454,8 +454,8 @@ def test_status_says_where_each_peer_is_and_survives_nonsense(peers: Peers) -> N
 
     served = attacker.declare_queryable("ftis/status/light/eve", reply, complete=True)
     answered(attacker, "ftis/status/*/*", len(lies) + 2)
-    said = [status for status in ask_status(attacker) if status.get("peer") in NAMES]
-    assert [(s["peer"], s["round"], s["live"]) for s in said] == [("a", 0, ["b"]), ("b", 0, ["a"])]
+    said = [status for status in ask_status(attacker) if status.peer in NAMES]
+    assert [(s.peer, s.round, s.live) for s in said] == [("a", 0, ["b"]), ("b", 0, ["a"])]
     out = StringIO()
     Console(file=out, width=200).print(status_table(ask_status(attacker)))
     shown = out.getvalue()
@@ -471,9 +471,12 @@ def test_a_status_has_totals_of_all_rounds_and_reads_as_it_was_stated() -> None:
         of_b = {"peer/b/admitted": 8, "peer/b/late": 1, "peer/b/honesty/quarantined": reward < 0.5}
         status.hear(RoundEnded({"step": 1, "reward": reward, "time/wait": 2.0, **of_b}))
     said = read_status(status.stated(["b"]).encode())
-    assert said == status.facts | {"live": ["b"]}
-    assert (said["reward"], said["seconds"]["waiting"]) == (0.25, 4.0)
-    assert said["from"]["b"] == {"admitted": 16, "rejected": 0, "late": 2, "bytes": 0, "quarantined": 1}
+    assert said is not None
+    assert said.keyed() == status.facts | {"live": ["b"]}
+    assert said.seconds is not None
+    assert said.sources is not None
+    assert (said.reward, said.seconds["waiting"]) == (0.25, 4.0)
+    assert said.sources["b"] == {"admitted": 16, "rejected": 0, "late": 2, "bytes": 0, "quarantined": 1}
 
 
 def test_a_peer_that_samples_while_messages_arrive_is_sampling(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:

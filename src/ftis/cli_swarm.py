@@ -125,7 +125,7 @@ def status(
         found = network.ask_status(session)
         if as_json:
             for peer in found:
-                typer.echo(json.dumps(peer))
+                typer.echo(json.dumps(peer.keyed()))
         elif once or not console.is_terminal:
             console.print(status_table(found))
         else:

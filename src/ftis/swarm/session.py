@@ -14,7 +14,7 @@ import zenoh
 
 from ftis.config import NetworkConfig, first_line
 from ftis.swarm.facts import ExchangeError
-from ftis.swarm.status import read_status
+from ftis.swarm.status import Stated, read_status
 
 BLOCK = zenoh.CongestionControl.BLOCK
 """By default the engine drops all that a full queue cannot take: on a busy link, most of a large message."""
@@ -198,8 +198,8 @@ def key_of(subject: str, recipe: str = "*", peer: str = "*") -> str:
     return f"ftis/{subject}/{recipe}/{peer}"
 
 
-def ask_status(session: zenoh.Session) -> list[dict[str, Any]]:
+def ask_status(session: zenoh.Session) -> list[Stated]:
     """The status of each reachable peer of any run, as it says itself."""
     replies = ask_everybody(session, key_of("status"), seconds=1.0)
     found = (read_status(reply.ok.payload.to_bytes()) for reply in replies if reply.ok is not None)
-    return sorted(filter(None, found), key=lambda status: (str(status.get("name")), str(status.get("peer"))))
+    return sorted(filter(None, found), key=lambda status: (str(status.name), str(status.peer)))

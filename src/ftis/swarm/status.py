@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ftis.config import PEER_NAME
@@ -55,8 +56,34 @@ def _sum(before: Mapping[str, Any], more: Mapping[str, float]) -> dict[str, Any]
     return {**before, **{key: before.get(key, 0) + count for key, count in more.items()}}
 
 
-def read_status(data: bytes) -> dict[str, Any] | None:
-    """The status of a peer of any swarm, as it says itself; None for anything but a JSON object.
+@dataclass(frozen=True)
+class Stated:
+    """The status of a peer of any swarm, as it says itself; None for a part that it does not state.
+
+    Attributes:
+        live: the peers that it sees.
+        sources: of each peer, the totals of :data:`COUNTS`, and whether it is in quarantine.
+    """
+
+    run: str | None = None
+    peer: str | None = None
+    name: str | None = None
+    state: str | None = None
+    version: str | None = None
+    round: int | None = None
+    rounds: int | None = None
+    reward: float | None = None
+    seconds: Mapping[str, float] | None = None
+    live: Sequence[str] | None = None
+    sources: Mapping[str, Mapping[str, int]] | None = None
+
+    def keyed(self) -> dict[str, Any]:
+        """The stated parts by their keys in JSON."""
+        return {"from" if key == "sources" else key: part for key, part in vars(self).items() if part is not None}
+
+
+def read_status(data: bytes) -> Stated | None:
+    """The status of a peer; None for anything but a JSON object with some part of one.
 
     Parts of a wrong type or size are left out; long texts and lists are cut.
     """
@@ -75,12 +102,12 @@ def read_status(data: bytes) -> dict[str, Any] | None:
     if isinstance(live, list):
         found["live"] = [name for name in live[:MOST_PEERS] if isinstance(name, str) and PEER_NAME.fullmatch(name)]
     if isinstance(sources, dict):
-        found["from"] = {
+        found["sources"] = {
             name: {k: v for k, v in totals.items() if _is_count(v)}
             for name, totals in list(sources.items())[:MOST_PEERS]
             if isinstance(totals, dict) and PEER_NAME.fullmatch(name)
         }
-    return found
+    return Stated(**found) if found else None
 
 
 def _is_count(value: Any) -> bool:

@@ -20,7 +20,7 @@ from ftis.config import Recipe, cut
 from ftis.prompts import AnswerKind
 from ftis.records.files import checkpoint_path
 from ftis.records.reading import LAST_EVALUATIONS
-from ftis.swarm.status import COUNTS
+from ftis.swarm.status import COUNTS, Stated
 from ftis.view.charts import arm_styles
 from ftis.view.comparison import accuracy, headlines
 from ftis.view.formatting import number, seconds_text, visible
@@ -157,7 +157,7 @@ def shortened(text: str) -> str:
     return cut(visible(text.replace("\n", "⏎")), 160, 80)
 
 
-def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
+def status_table(peers: Sequence[Stated]) -> rich.table.Table:
     """A table of the peers that answered, of any swarm: their round, the peers they see, and rollouts they took.
 
     Args:
@@ -167,25 +167,25 @@ def status_table(peers: Sequence[Mapping[str, Any]]) -> rich.table.Table:
     head += ["Quarantined", "Its time"]
     newest: dict[str, int] = {}
     for peer in peers:
-        newest[peer.get("run", "")] = max(newest.get(peer.get("run", ""), 0), peer.get("round", 0))
+        newest[peer.run or ""] = max(newest.get(peer.run or "", 0), peer.round or 0)
     rows = []
     for peer in peers:
-        run, round = peer.get("run", ""), peer.get("round", 0)
-        totals = {name: one for name, one in peer.get("from", {}).items() if name != peer.get("peer")}
+        run, round = peer.run or "", peer.round or 0
+        totals = {name: one for name, one in (peer.sources or {}).items() if name != peer.peer}
         sums = [sum(one.get(key, 0) for one in totals.values()) for key in COUNTS]
         rows.append(
             [
-                visible(f"{peer.get('name', '')[:32]} {run[:6]}"),
-                visible(peer.get("peer", "")),
-                f"{round + 1}/{peer['rounds']}" if peer.get("rounds") else "–",
+                visible(f"{(peer.name or '')[:32]} {run[:6]}"),
+                visible(peer.peer or ""),
+                f"{round + 1}/{peer.rounds}" if peer.rounds else "–",
                 str(newest[run] - round),
-                visible(peer.get("state", "")[:16]),
-                number(peer["reward"]) if "reward" in peer else "",
-                ", ".join(peer.get("live", ())),
+                visible((peer.state or "")[:16]),
+                "" if peer.reward is None else number(peer.reward),
+                ", ".join(peer.live or ()),
                 *map(str, sums[:3]),
                 f"{sums[3] / 1e6:.2f}",
                 ", ".join(name for name, one in totals.items() if one.get("quarantined")),
-                of_its_time(peer.get("seconds", {})),
+                of_its_time(peer.seconds or {}),
             ]
         )
     return on_terminal(Table.of("" if peers else "no peer answered", head, rows))
