@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from ftis import metric_keys as keys
 from ftis.config import Recipe
@@ -27,7 +27,8 @@ from ftis.records.plan import RECIPE, Plan, Provenance, provenances, read_plan
 from ftis.records.rollouts import read_rollouts, recorded_rounds, rollouts_path
 from ftis.records.writing import answers_path
 
-VALIDATION = "validation"
+VALIDATION: Final = "validation"
+"""The split of the task itself. Others are out of distribution."""
 
 NUMBER, NUMBER_OR_NONE = (int, float), (int, float, type(None))
 

@@ -21,6 +21,7 @@ from ftis.peer import Peer
 from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.recipe.own_code import staying
+from ftis.records.reading import VALIDATION
 from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
@@ -112,7 +113,7 @@ def assemble(
 def splits_of(ood: Sequence[Task]) -> list[str]:
     """``validation``, and ``ood-<task>`` of each task out of distribution, with a number if a task occurs twice."""
     kinds = [f"ood-{task.name.replace(':', '-')}" for task in ood]
-    names = ["validation"]
+    names = [VALIDATION]
     for end, kind in enumerate(kinds, 1):
         number = kinds[:end].count(kind)
         names.append(f"{kind}-{number}" if kinds.count(kind) > 1 else kind)
@@ -169,7 +170,7 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
         score = load_scorer(recipe.reward, recipe.prompt, asked.answer_kind)
     problems = asked.validation
     if limit is not None and limit < len(problems):  # another split than the recipe's may hold training problems
-        problems = tuple(subset(problems, limit, task.seed, "validation"))
+        problems = tuple(subset(problems, limit, task.seed, VALIDATION))
     policy = Policy.load(config)
     policy.end_at(end_tokens_of(recipe, policy.tokenizer, text=True))
     check_stop(sampling.stop, policy.tokenizer, model)
