@@ -43,6 +43,8 @@ from ftis.rollouts import Group, ScoredGroup, collate
 from ftis.run.assembly import assemble
 from ftis.schedule import assigned
 
+SOUNDING = "sounding.json"
+"""The file of what a peer's process found."""
 SHOWN = 3
 """Completions that are shown of each peer."""
 QUICK = 10.0
@@ -131,7 +133,7 @@ def preflight(checked: Checked, groups: int, say: Say, apart: bool = True) -> li
                     job.function(*job.arguments, say, stop)
         if stop.is_set():
             raise Stopped
-        found = [Path(place) / name / "sounding.json" for name in chosen.peers]
+        found = [Path(place) / name / SOUNDING for name in chosen.peers]
         return [advised(Sounding(**read_json(file)), chosen.recipe) for file in found if file.exists()]
 
 
@@ -166,7 +168,7 @@ def sound_process(swarm: Recipe, name: str, groups: int, place: Path, say: Say, 
     place.mkdir(parents=True)
     torch.set_num_threads(swarm.threads)
     with suppress(Stopped):
-        write_json(place / "sounding.json", asdict(sound(swarm, name, groups, place, say, stop)))
+        write_json(place / SOUNDING, asdict(sound(swarm, name, groups, place, say, stop)))
 
 
 def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard, stop: Stop | None = None) -> Sounding:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ftis.config import did_you_mean
 
+TOKENIZER = "tokenizer.json"
+"""The file of a tokenizer beside its model."""
 TRIES = 2
 """Requests to the Hub without an answer, after which it counts as out of reach."""
 CHECKPOINT = "checkpoint-"
@@ -60,7 +62,7 @@ def answers() -> bool:
 
 def tokenizer_here(model: str) -> Path | None:
     """The file of a model's tokenizer, in its directory or in the Hub's cache; None if this machine has none."""
-    if (file := Path(model) / "tokenizer.json").is_file():
+    if (file := Path(model) / TOKENIZER).is_file():
         return file
     if "/" not in model:
         return None
@@ -68,6 +70,6 @@ def tokenizer_here(model: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     with suppress(HFValidationError):
-        cached = try_to_load_from_cache(model, "tokenizer.json")
+        cached = try_to_load_from_cache(model, TOKENIZER)
         return Path(cached) if isinstance(cached, str) else None
     return None

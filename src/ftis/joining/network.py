@@ -21,6 +21,7 @@ from ftis.records.writing import EventLog
 from ftis.swarm.facts import agreement, run_id
 from ftis.swarm.identity import IdentityError, Roster, kept_key, load_key, public_hex, read_roster, roster_digest
 from ftis.swarm.link import NetworkExchange
+from ftis.swarm.outbox import OUTBOX
 from ftis.swarm.session import ways_in
 from ftis.tasks.jsonl import files
 
@@ -104,7 +105,7 @@ def in_network(
         roster=roster,
         max_bytes=limits.max_bytes,
         max_items=limits.max_groups,
-        outbox=place / "outbox",
+        outbox=place / OUTBOX,
         incarnation=incarnation,
         should_stop=should_stop,
         say=log,

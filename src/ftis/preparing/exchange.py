@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ftis.config import Recipe, RunError
 from ftis.engines.models import generation_defaults
+from ftis.engines.places import TOKENIZER
 from ftis.engines.tokenizers import ids_of, load_tokenizer, tokens_of, vocabulary_digest
 from ftis.models import starters
 from ftis.policy import own_ends
@@ -122,5 +123,5 @@ def _token_bytes(place: str, written: int) -> TokenBytes:
 
 def _written(place: str) -> int:
     """The time of the newest file on a model's tokenizer and ends; 0 if this machine has none yet."""
-    files = [Path(place) / name for name in ("tokenizer.json", "config.json", "generation_config.json")]
+    files = [Path(place) / name for name in (TOKENIZER, "config.json", "generation_config.json")]
     return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)

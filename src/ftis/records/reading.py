@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ftis import metric_keys as keys
 from ftis.config import Recipe
+from ftis.engines.places import TOKENIZER
 from ftis.recipe.arms import Arm, arm_configs
 from ftis.records.events import Event, of_json
 from ftis.records.files import EVALUATIONS, EVENTS, METRICS, checkpoint_path, saved_steps
@@ -313,7 +314,7 @@ class PeerRun:
     def tokenizer(self) -> Path | None:
         """The file of the tokenizer in its newest checkpoint; None without a checkpoint."""
         steps = saved_steps(self.directory)
-        return checkpoint_path(self.directory, steps[-1]) / "tokenizer.json" if steps else None
+        return checkpoint_path(self.directory, steps[-1]) / TOKENIZER if steps else None
 
     def missing(self, rounds: int) -> str | None:
         """A text that names the records still missing from a run of ``rounds`` rounds; None if it is complete."""

@@ -18,7 +18,8 @@ from ftis.records.lines import RecordsError
 from ftis.swarm import manifest as manifests
 from ftis.swarm.identity import public_hex
 
-KEYS = "keys.json"
+OUTBOX, KEYS = "outbox", "keys.json"
+"""The directory beside a joined peer's records, and its file of others' keys."""
 
 
 @dataclass

@@ -34,6 +34,7 @@ from ftis.swarm.facts import ExchangeError, Mismatch
 from ftis.swarm.manifest import Assembly, Manifest
 from ftis.swarm.offers import OfferCheck, Refusal
 from ftis.swarm.others import Other
+from ftis.swarm.outbox import KEYS, OUTBOX
 from ftis.swarm.pace import Pace
 
 GRACE_SECONDS = 1.0
@@ -52,7 +53,7 @@ MOST_NAMES = 8
 """Peers that a sentence names; it counts the others."""
 NOTICES = {
     Reason.FORGED: "an offer in the name of {peer} was not signed by its key and is refused; in an open swarm "
-    "outbox/keys.json here holds the key that came first",
+    f"{OUTBOX}/{KEYS} here holds the key that came first",
     Reason.EQUIVOCATION: "{peer} signed {detail}: neither counts, and it should run in one place only",
 }
 """Sentences on refused offers, each said once for a peer."""

@@ -19,6 +19,7 @@ from ftis.comparison.summary import PeerSummary, Summary
 from ftis.config import Recipe, cut
 from ftis.prompts import AnswerKind
 from ftis.records.files import checkpoint_path
+from ftis.records.plan import CURVES, RESULTS, SUMMARY
 from ftis.records.reading import LAST_EVALUATIONS
 from ftis.swarm.status import COUNTS, Stated
 from ftis.view.charts import arm_styles
@@ -57,7 +58,7 @@ def whereabouts(directory: Path, summary: Summary) -> str:
     place = directory / arm
     models = [checkpoint_path(place / name, peer.model_step).relative_to(place) for name, peer in peers.items()]
     return (
-        f"records, summary.json, results.json and learning_curves.svg in {directory}; trained models in {place}: "
+        f"records, {SUMMARY}, {RESULTS} and {CURVES} in {directory}; trained models in {place}: "
         f"{', '.join(map(str, models))}; ftis export makes one ready for use; ftis report {directory} makes a page"
     )
 
