@@ -302,7 +302,7 @@ def test_own_completions_stand_beside_the_others_with_their_numbers(study: Path,
 
 
 def test_an_environment_s_answers_are_set_apart_by_the_newest_checkpoint_s_tokenizer(tmp_path: Path) -> None:
-    (row,) = ({key: of[0] for key, of in rollouts(0, {"a": 1}, "whole").items()},)
+    row: Any = {key: of[0] for key, of in rollouts(0, {"a": 1}, "whole").items()}
     row["observed"] = [{"at": 1, "ids": [1]}, {"at": 5, "ids": [4]}]
 
     def parts() -> list[tuple[str, bool]]:

@@ -16,6 +16,7 @@ import pytest
 from ftis.config import RecipeError
 from ftis.measures import RoundRecord
 from ftis.records.files import read_jsonl
+from ftis.records.reading import EVERY, SHOWN
 from ftis.records.rollouts import ROLLOUTS, read_rollouts, rollouts_path
 from ftis.records.trackers import TrackerError, open_trackers
 from ftis.records.writing import Records
@@ -106,6 +107,7 @@ def test_rollouts_are_read_back_row_by_row(tmp_path: Path) -> None:
     columns = rollouts(7)
     Records(tmp_path).round(record(5, columns))
     assert pq.read_table(rollouts_path(tmp_path, 4)).schema.remove_metadata() == ROLLOUTS
+    assert {*EVERY} < {*SHOWN} < {*ROLLOUTS.names} == {*columns}
     rows = read_rollouts(tmp_path, 4)
     assert len(rows) == 7
     for i, row in enumerate(rows):

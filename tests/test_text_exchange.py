@@ -84,7 +84,7 @@ def metrics(place: Path, peer: str) -> list[dict[str, Any]]:
     return without_times(read_jsonl(run_of(place) / "F-TIS" / peer / "metrics.jsonl"))
 
 
-def rows(place: Path, peer: str) -> list[dict[str, Any]]:
+def rows(place: Path, peer: str) -> list[Any]:
     return [row for round in range(4) for row in read_rollouts(run_of(place) / "F-TIS" / peer, round)]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, TypedDict, cast
 
 from ftis import metric_keys as keys
 from ftis.config import Recipe
@@ -27,6 +27,7 @@ from ftis.records.lines import Lines, RecordsError, any_row, damaged
 from ftis.records.plan import RECIPE, Plan, Provenance, provenances, read_plan
 from ftis.records.rollouts import read_rollouts, recorded_rounds, rollouts_path
 from ftis.records.writing import answers_path
+from ftis.rollouts import Floats, Ints
 
 VALIDATION: Final = "validation"
 """The split of the task itself. Others are out of distribution."""
@@ -36,11 +37,30 @@ NUMBER, NUMBER_OR_NONE = (int, float), (int, float, type(None))
 LAST_EVALUATIONS = 3
 """Evaluations in the mean that is a final accuracy: a single one of a few hundred problems is noisy."""
 
-SHOWN = (
-    *("round", "source", "question", "completion", "reward", "advantage"),
-    *("kept", "kl_k1", "completion_ids", "gen_logp", "old_logp", "unit", "observed"),
-)
-"""Columns of a round's rollouts that a reader needs; the others serve a replay."""
+
+class RolloutRow(TypedDict):
+    """A rollout of a round: the columns that a reader needs; the others serve a replay.
+
+    Log π_old, KL and fate are None if Â = 0. A rollout of an older version may lack its last two columns.
+    """
+
+    round: int
+    source: str
+    question: str
+    completion: str
+    reward: float
+    advantage: float
+    completion_ids: Ints
+    gen_logp: Floats
+    kept: bool | None
+    kl_k1: Any
+    old_logp: Any
+    unit: Any
+    observed: Any
+
+
+EVERY, SHOWN = tuple(RolloutRow.__annotations__)[:8], tuple(RolloutRow.__annotations__)
+"""The columns that no rollout lacks, and all columns of a row."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +311,8 @@ class PeerRun:
             return last
         return max(recorded_rounds(self.directory), default=None)
 
-    def rollouts(self, round: int) -> list[dict[str, Any]]:
-        """A round's rollouts, a row each, without the columns that only a replay needs.
+    def rollouts(self, round: int) -> list[RolloutRow]:
+        """A round's rollouts, a row each.
 
         Raises:
             RecordsError: the rollouts are absent, damaged, or larger than any run writes.
@@ -301,7 +321,7 @@ class PeerRun:
         for number, row in enumerate(rows):
             if not _is_rollout(row):
                 raise damaged(rollouts_path(self.directory, round), f"row {number} is no rollout")
-        return rows
+        return cast(list[RolloutRow], rows)
 
     @property
     def best(self) -> int:
@@ -335,7 +355,7 @@ def observed_in(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _is_rollout(row: Mapping[str, Any]) -> bool:
     """Whether a row has the fields of every rollout, with arrays of matching lengths."""
-    if any(row.get(key) is None for key in (*SHOWN[:6], "completion_ids", "gen_logp")):
+    if any(row.get(key) is None for key in EVERY):
         return False
     old, unit, n = row.get("old_logp"), row.get("unit"), len(row["completion_ids"])
     for answer in observed_in(row):

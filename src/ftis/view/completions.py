@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from ftis.check.quantities import counted
 from ftis.config import cut
 from ftis.records.lines import RecordsError
-from ftis.records.reading import ArmOfRun, PeerRun, Study, observed_in
+from ftis.records.reading import ArmOfRun, PeerRun, RolloutRow, Study, observed_in
 from ftis.view.exchanges import cap_of
 from ftis.view.formatting import true_minus
 from ftis.view.pairs import ArmRounds
@@ -39,9 +39,7 @@ KINDS = {"best": "Best", "worst": "Worst", "dropped": "Dropped", "truncated": "A
 LARGEST_LOG_RATIO = 50.0
 """exp overflows beyond 709; above C all ratios look alike."""
 
-Row = Mapping[str, Any]
-"""A recorded rollout."""
-Read = Callable[[PeerRun, int], Sequence[Row]]
+Read = Callable[[PeerRun, int], Sequence[RolloutRow]]
 """A function that reads the rollouts of a round."""
 
 
@@ -98,7 +96,7 @@ def latest(arm: ArmOfRun) -> Completions | None:
     return _section(None, [arm], _readable)
 
 
-def _readable(peer: PeerRun, round: int) -> Sequence[Row]:
+def _readable(peer: PeerRun, round: int) -> Sequence[RolloutRow]:
     """A round's rollouts; none if they are damaged or being written."""
     try:
         return peer.rollouts(round)
@@ -129,14 +127,14 @@ def _learner(peer: PeerRun, cap: float, read: Read) -> Learner | None:
     return Learner(peer.name, round + 1, views(own=True), views(own=False))
 
 
-def choose(rows: Sequence[Row], cap: float) -> dict[str, Row]:
+def choose(rows: Sequence[RolloutRow], cap: float) -> dict[str, RolloutRow]:
     """Choose completions of a round to show, by :data:`KINDS`; none is shown twice.
 
     Best and worst have the highest and the lowest advantage. Dropped has the highest KL of the dropped ones. Truncated
     has the most tokens whose ratio exceeds ``cap``. Completions without signal are shown only if no other has any.
     """
     left = [row for row in rows if row["old_logp"] is not None] or list(rows)
-    chosen: dict[str, Row] = {}
+    chosen: dict[str, RolloutRow] = {}
     for kind in KINDS:
         if left and (row := _pick(kind, left, cap)) is not None:
             chosen[kind] = row
@@ -144,7 +142,7 @@ def choose(rows: Sequence[Row], cap: float) -> dict[str, Row]:
     return chosen
 
 
-def _pick(kind: str, rows: Sequence[Row], cap: float) -> Row | None:
+def _pick(kind: str, rows: Sequence[RolloutRow], cap: float) -> RolloutRow | None:
     """The row to show as ``kind``; None if no row fits. ``rows`` holds at least one."""
     if kind == "best":
         return max(rows, key=lambda row: row["advantage"])
@@ -156,7 +154,7 @@ def _pick(kind: str, rows: Sequence[Row], cap: float) -> Row | None:
     return most_above if _n_above(most_above, cap) else None
 
 
-def _ratios(row: Row) -> list[float]:
+def _ratios(row: RolloutRow) -> list[float]:
     """π_old/π_gen of each token's unit; none if Â = 0, since log π_old was not computed then."""
     if row["old_logp"] is None:
         return []
@@ -168,11 +166,11 @@ def _ratios(row: Row) -> list[float]:
     return ratios
 
 
-def _n_above(row: Row, cap: float) -> int:
+def _n_above(row: RolloutRow, cap: float) -> int:
     return sum(ratio > cap for ratio in _ratios(row))
 
 
-def sample_view(title: str, row: Row, cap: float, tokenizer: Path | None) -> SampleView:
+def sample_view(title: str, row: RolloutRow, cap: float, tokenizer: Path | None) -> SampleView:
     """A recorded rollout with its numbers; ``tokenizer`` is the file that tells the environment's answers apart."""
     facts = [
         f"by {row['source']}",
@@ -189,13 +187,13 @@ def sample_view(title: str, row: Row, cap: float, tokenizer: Path | None) -> Sam
     return SampleView(title, [true_minus(fact) for fact in facts], question, _parts(row, tokenizer))
 
 
-def _parts(row: Row, file: Path | None) -> list[tuple[str, bool]]:
+def _parts(row: RolloutRow, file: Path | None) -> list[tuple[str, bool]]:
     """A completion's turns and its environment's answers between them; one part without answers or tokenizer."""
     answers = observed_in(row)
     tokenizer = _tokenizer(file) if answers and file is not None else None
     if tokenizer is None:
         return [(cut(str(row["completion"]), MAX_OF_PART, OF_ITS_END), False)]
-    parts, begin, ids = list[tuple[Sequence[int], bool]](), 0, row["completion_ids"]
+    parts, begin, ids = list[tuple[Any, bool]](), 0, row["completion_ids"]
     for answer in answers:
         parts += [(ids[begin : answer["at"]], False), (answer["ids"], True)]
         begin = answer["at"]
