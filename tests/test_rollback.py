@@ -15,7 +15,7 @@ from run_files import differences, records_of, same, weights, without_times
 from ftis.config import FtisError
 from ftis.directory.claiming import swarm_lock
 from ftis.directory.rollback import roll_back
-from ftis.honesty.selection import HonestyTest
+from ftis.honesty.selection import Accusation, HonestyTest
 from ftis.records.files import InUseError, locked, read_jsonl, saved_steps
 from ftis.records.plan import read_provenance, write_run
 from ftis.run import accusations, checkpoint
@@ -178,9 +178,9 @@ def test_who_lied_stays_in_quarantine_from_the_first_round_on(
         assert row["peer/b/honesty/passages"] == last["peer/b/honesty/passages"]
     assert without_times(again[:step]) == without_times(rows(lied_to / RUN, "a")[:step])
     states = HonestyTest.found_in(checkpoint.selections(run / "F-TIS" / "a", 6)["honesty"])
-    assert states["b"]["found"] == found - 1
+    assert states["b"].found == found - 1
     # Going back once more, by way of checkpoints that know it, forgets nobody.
-    assert roll_back(run, 0).peers[0].accused["b"]["found"] == found - 1
+    assert roll_back(run, 0).peers[0].accused["b"].found == found - 1
 
 
 def test_a_recipe_that_only_warns_learns_from_a_liar_until_it_is_told_otherwise(
@@ -200,21 +200,22 @@ def test_a_recipe_that_only_warns_learns_from_a_liar_until_it_is_told_otherwise(
         for step in (4, 6):
             shutil.rmtree(run / "F-TIS" / peer / f"checkpoint-{step}")
     roll_back(run, 2)
-    assert accusations.read(run / "F-TIS" / "a", 2)["b"]["found"] == found - 1
+    assert accusations.read(run / "F-TIS" / "a", 2)["b"].found == found - 1
     assert accusations.read(run / "F-TIS" / "a", 0) == accusations.read(run / "F-TIS" / "b", 2) == {}
 
 
 def test_accusations_are_kept_by_step(tmp_path: Path) -> None:
-    peer, found = tmp_path / "a", {"b": {"found": 35, "found_after": 512, "passages": []}}
+    peer, found = tmp_path / "a", {"b": Accusation(35, 512, [])}
     for step in (30, 20, 40):
         accusations.write(peer, step, found)
     assert accusations.read(peer, 20) == found
     assert accusations.read(peer, 19) == {}
-    accusations.path_of(peer).write_text("{")
-    with pytest.raises(FtisError, match="restore"):
-        accusations.read(peer, 0)
+    for damage in ("{", '{"step": 1, "senders": {"b": {"found": 3}}}', '{"step": 1, "senders": []}'):
+        accusations.path_of(peer).write_text(damage)
+        with pytest.raises(FtisError, match="restore"):
+            accusations.read(peer, 0)
     # Behind a checkpoint, the records of a killed peer accuse too.
-    peer, earlier = tmp_path / "c", {"c": {"found": 1, "found_after": 9, "passages": [[7]]}}
+    peer, earlier = tmp_path / "c", {"c": Accusation(1, 9, [[7]])}
     accusations.keep_undone(peer, 0)  # without records
     assert accusations.read(peer, 99) == {}
     measured = {f"peer/b/honesty/{key}": value for key, value in (("found_in_round", 5), ("found_after_tokens", 512))}
@@ -224,7 +225,7 @@ def test_accusations_are_kept_by_step(tmp_path: Path) -> None:
     accusations.keep_undone(peer, 5)  # the checkpoint knows it
     assert accusations.read(peer, 99) == earlier
     accusations.keep_undone(peer, 4)
-    assert accusations.read(peer, 4) == earlier | {"b": {"found": 4, "found_after": 512, "passages": []}}
+    assert accusations.read(peer, 4) == earlier | {"b": Accusation(4, 512, [])}
 
 
 class Killed(BaseException):
@@ -279,7 +280,7 @@ def test_a_kill_at_any_point_leaves_a_run_that_goes_on_from_before_or_after(
             assert len(rows(run, peer)) >= goes_on
             checkpoint.require_whole(run / "F-TIS" / peer, goes_on)
         if goes_on == 2:
-            assert accusations.read(run / "F-TIS" / "a", 2)["b"]["found"] >= 2
+            assert accusations.read(run / "F-TIS" / "a", 2)["b"].found >= 2
         roll_back(run, 2)
         expected = files_of(whole)
         assert {k: v for k, v in files_of(run).items() if ".partial-" not in k} == expected

@@ -19,7 +19,7 @@ from typing import Any
 from ftis.config import Recipe, RunError
 from ftis.directory.claiming import peer_lock, swarm_lock
 from ftis.directory.provenance import note_rollback
-from ftis.honesty.selection import HonestyTest
+from ftis.honesty.selection import Accusation, HonestyTest
 from ftis.metric_keys import HONESTY
 from ftis.recipe.arms import arms_of
 from ftis.records.files import EVALUATIONS, METRICS, checkpoint_path, locked, saved_steps
@@ -27,7 +27,6 @@ from ftis.records.plan import CURVES, EXPERIMENT, REPORT, RESULTS, SUMMARY, read
 from ftis.records.reading import PeerRun
 from ftis.records.writing import Records, written_after
 from ftis.run import accusations, checkpoint
-from ftis.run.accusations import Accusation
 
 DERIVED = (SUMMARY, RESULTS, CURVES, REPORT)
 """Files made from a run's or an experiment's records. Its end or ``ftis report`` makes them again."""
@@ -90,7 +89,7 @@ class Undone:
         place = f"{self.arm}, {self.records.name}"
         yield f"{place}: from step {self.finished} to step {self.step}"
         for sender, accusation in self.accused.items():
-            found = f"{place}: {sender}, found in round {accusation['found'] + 1},"
+            found = f"{place}: {sender}, found in round {accusation.found + 1},"
             if self.action == "quarantine":
                 yield f"{found} stays in quarantine"
             else:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,14 @@ def joined(messages: Sequence[SentRound]) -> SentRound:
         old_logp=[logp for message in messages for logp in message.old_logp],
         raised_N=np.concatenate([message.raised_N for message in messages]),
     )
+
+
+class Accusation(NamedTuple):
+    """A finding about one sender. Its fields are attributes of :class:`Sender`."""
+
+    found: int
+    found_after: int
+    passages: Sequence[Sequence[int]]
 
 
 @dataclass
@@ -209,11 +217,12 @@ class HonestyTest(Selection):
             self.senders[name] = self._new()
         return self.senders[name]
 
-    def accuse(self, name: str, found: int, found_after: int, passages: Sequence[Sequence[int]]) -> None:
-        """Take over an accusation of rounds that were undone; the arguments are :class:`Sender`'s."""
+    def accuse(self, name: str, accusation: Accusation) -> None:
+        """Take over an accusation of rounds that were undone."""
         sender = self._sender(name)
         if sender.found is None:
-            sender.found, sender.found_after, sender.passages = found, found_after, [list(ids) for ids in passages]
+            sender.found, sender.found_after, passages = accusation
+            sender.passages = [list(ids) for ids in passages]
 
     def skipped(self, round: int) -> Collection[str]:
         return self.quarantined
@@ -290,17 +299,16 @@ class HonestyTest(Selection):
         }
 
     @staticmethod
-    def found_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Of each sender that a saved state accuses: ``found``, ``found_after`` and ``passages`` of :class:`Sender`."""
-        senders, keys = state.get("senders", {}), ("found", "found_after", "passages")
-        return {name: {key: one[key] for key in keys} for name, one in senders.items() if one["found"] is not None}
+    def found_in(state: Mapping[str, Any]) -> dict[str, Accusation]:
+        """The accusation of each sender that a saved state accuses."""
+        accused = [(name, one) for name, one in state.get("senders", {}).items() if one["found"] is not None]
+        return {name: Accusation(*(one[key] for key in Accusation._fields)) for name, one in accused}
 
     @staticmethod
-    def found_by(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    def found_by(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Accusation]:
         """As :meth:`found_in`, from a round's measures :meth:`about` peers. Passages, which are text, are left out."""
-        found, after = FOUND_IN, FOUND_AFTER
-        accused = [(name, row) for name, row in measures.items() if found in row]
-        return {name: {"found": row[found] - 1, "found_after": row[after], "passages": []} for name, row in accused}
+        accused = [(name, row) for name, row in measures.items() if FOUND_IN in row]
+        return {name: Accusation(row[FOUND_IN] - 1, row[FOUND_AFTER], []) for name, row in accused}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.together = Sender.of(state["together"])

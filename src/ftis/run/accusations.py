@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Any
 
-from ftis.honesty.selection import HonestyTest
+from ftis.honesty.selection import Accusation, HonestyTest
 from ftis.records.files import read_json, write_json
 from ftis.records.lines import damaged
 from ftis.records.reading import PeerRun
 from ftis.selection import Selection
-
-Accusation = Mapping[str, Any]
-"""``found``, ``found_after`` and ``passages`` of :class:`ftis.honesty.selection.Sender`."""
 
 
 def path_of(peer: Path) -> Path:
@@ -31,7 +27,7 @@ def keep_undone(peer: Path, step: int) -> None:
     """Keep the recorded accusations of rounds after ``step``, the step from which a killed peer goes on."""
     rounds = PeerRun.read(peer).rounds
     accused = HonestyTest.found_by(rounds[-1].by_peer) if rounds else {}
-    undone = {sender: accusation for sender, accusation in accused.items() if accusation["found"] >= step}
+    undone = {sender: accusation for sender, accusation in accused.items() if accusation.found >= step}
     if undone:
         write(peer, step, undone | read(peer, inf))  # those kept before may have token ids
 
@@ -41,7 +37,7 @@ def accuse_again(peer: Path, step: int, selections: Iterable[Selection]) -> None
     for selection in selections:
         if isinstance(selection, HonestyTest):
             for sender, accusation in read(peer, step).items():
-                selection.accuse(sender, **accusation)
+                selection.accuse(sender, accusation)
 
 
 def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
@@ -53,7 +49,8 @@ def write(peer: Path, step: int, senders: Mapping[str, Accusation]) -> None:
         RecordsError: as :func:`read`.
     """
     earlier, _ = _document(peer)
-    write_json(path_of(peer), {"step": min(step, earlier), "senders": senders})
+    keyed = {sender: accusation._asdict() for sender, accusation in senders.items()}
+    write_json(path_of(peer), {"step": min(step, earlier), "senders": keyed})
 
 
 def read(peer: Path, step: float) -> dict[str, Accusation]:
@@ -75,6 +72,6 @@ def _document(peer: Path) -> tuple[float, dict[str, Accusation]]:
         return inf, {}
     try:
         document = read_json(path)
-        return int(document["step"]), dict(document["senders"])
-    except (ValueError, TypeError, KeyError) as error:
+        return int(document["step"]), {name: Accusation(**one) for name, one in document["senders"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(path, error) from None
