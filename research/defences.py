@@ -56,7 +56,6 @@ ATTACKS = (
 )
 """Functions of :mod:`research.attacks`."""
 RIVALS = {name: f"research.rivals.{name}" for name in ("TOPR", "LUFFY", "HACPO", "SGT")}
-IMITATION = "research.rivals.IMITATION"
 DEFENCES: Mapping[str, Mapping[str, object]] = {
     "NoIS": {"objective.name": "NoIS", "honesty.action": "off"},
     "F-NoIS": {"objective.name": "F-NoIS", "honesty.action": "off"},
@@ -64,7 +63,7 @@ DEFENCES: Mapping[str, Mapping[str, object]] = {
     "F-TIS": {"honesty.action": "off"},
     "F-TIS-joint": {"objective.clip_joint": True, "honesty.action": "off"},
     "F-TIS-tested": {},
-    "imitation": {"objective.name": IMITATION},
+    "imitation": {"objective.name": "imitation"},
     "F-NoIS-novelty": {
         "objective.name": "F-NoIS",
         "honesty.action": "off",

@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis.advantages import Rewards
+from ftis.advantages import Rewards, among_own
 from ftis.config import Recipe
 from ftis.objectives import F_TIS, Objective, exp_ratio, resolve
 from ftis.selection import Judged, KLFilter, Selection
-from research.rivals import among_own
 
 
 def by_own_failure(judged: Judged) -> Tensor:

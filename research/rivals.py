@@ -21,9 +21,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ftis.advantages import Rewards, within_group
+from ftis.advantages import Rewards, imitating
 from ftis.config import Recipe, RecipeError
-from ftis.objectives import LogProbs, Objective, exp_ratio, over_old
+from ftis.objectives import LogProbs, Objective, exp_ratio, over_old, score_of_foreign
 from ftis.selection import Judged, Selection
 
 GAMMA = 0.1
@@ -66,11 +66,6 @@ def shaped_on_foreign(log: LogProbs) -> Tensor:
     """π_θ/π_old on own rollouts, π_θ / (π_θ + γ) on foreign ones: [N, T]."""
     probability_NT = log.logp_NT.exp()
     return torch.where(log.own_N.unsqueeze(-1), over_old(log), probability_NT / (probability_NT + GAMMA))
-
-
-def score_on_foreign(log: LogProbs) -> Tensor:
-    """π_θ/π_old on own rollouts; 1 on foreign ones, with the gradient ∇log π: [N, T]."""
-    return torch.where(log.own_N.unsqueeze(-1), over_old(log), _score(log))
 
 
 def sequence_over_old(log: LogProbs) -> Tensor:
@@ -132,29 +127,15 @@ def by_capability(rewards: Rewards) -> Tensor:
     return advantage_N
 
 
-def one_for_foreign_successes(rewards: Rewards) -> Tensor:
-    """GRPO's Â within the own rollouts of a prompt; 1 for foreign rollouts with a reward above 0, 0 for the others."""
-    return torch.where(rewards.own_N, among_own(rewards), (rewards.reward_N > 0).to(rewards.reward_N.dtype))
-
-
 def where_own_fail(rewards: Rewards) -> Tensor:
-    """The same, with 0 for foreign rollouts of prompts that the learner did not try, or solved at least once."""
+    """:func:`ftis.advantages.imitating`, with 0 for foreign rollouts of prompts that the learner did not try, or solved
+    at least once (a reward above 0)."""
     tried, solved = (
         torch.isin(rewards.group_N, rewards.group_N[rewards.own_N & also])
         for also in (torch.ones_like(rewards.own_N), rewards.reward_N > 0)
     )
-    advantage_N = one_for_foreign_successes(rewards)
+    advantage_N = imitating(rewards)
     return torch.where(rewards.own_N | (tried & ~solved), advantage_N, torch.zeros_like(advantage_N))
-
-
-def among_own(rewards: Rewards) -> Tensor:
-    """GRPO's Â among the own rollouts of each prompt; 0 elsewhere."""
-    own = rewards.own_N
-    advantage_N = torch.zeros_like(rewards.reward_N)
-    advantage_N[own] = within_group(
-        Rewards(rewards.reward_N[own], rewards.group_N[own], rewards.source_N[own], own[own], rewards.scale)
-    )
-    return advantage_N
 
 
 # --- selections -------------------------------------------------------------------------------------------------------
@@ -203,14 +184,10 @@ LUFFY = Objective(ratio=shaped_on_foreign, selections=(foreign_positives,))
 """Policy shaping of foreign traces (Yan et al., arXiv 2504.14945). The source's foreign traces are a teacher's right
 answers, in one group with own rollouts. Here they are the successes of other peers, in groups of theirs."""
 
-IMITATION = Objective(advantage=one_for_foreign_successes, ratio=score_on_foreign)
-"""GRPO on own rollouts and supervised learning of others' successes at once, without log-probabilities of others. A
-prompt's own rollouts are a group, so it wants prompts that are not shared."""
-
-SFT_THEN_ALONE = Objective(advantage=one_for_foreign_successes, ratio=score_on_foreign, selections=(ForeignFirst,))
+SFT_THEN_ALONE = Objective(advantage=imitating, ratio=score_of_foreign, selections=(ForeignFirst,))
 """Supervised fine-tuning on what others solved, then GRPO alone; the order that arXiv 2604.23747 found best."""
 
-SGT = Objective(advantage=where_own_fail, ratio=score_on_foreign)
+SGT = Objective(advantage=where_own_fail, ratio=score_of_foreign)
 """Success-Gated Transfer (Liu et al., arXiv 2605.07244), for horizontal sharing: others' successes where all own
 rollouts failed."""
 

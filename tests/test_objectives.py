@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ftis.advantages import centred, group_advantages, within_group
+from ftis.advantages import centred, group_advantages, imitating, within_group
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.measures import by_source
 from ftis.objectives import (
@@ -33,6 +33,7 @@ from ftis.objectives import (
     StepSize,
     _k3,
     advantages,
+    geometric_over_old,
     lifted,
     log_probs,
     over_generator,
@@ -196,7 +197,7 @@ def test_the_table_of_objectives() -> None:
     plain = {"NoIS": Objective(), "VIS": Objective(ratio=over_generator), "TIS": Objective(weight=truncated)}
     filtered = {f"F-{name}": replace(objective, filtered=True) for name, objective in plain.items()}
     assert {name: OBJECTIVES[name] for name in SIX} == plain | filtered
-    assert list(OBJECTIVES) == [*SIX, "F-TIS-lifted", "GSPO", "CISPO", "DAPO", "Dr-GRPO"]
+    assert list(OBJECTIVES) == [*SIX, "F-TIS-lifted", "GSPO", "CISPO", "DAPO", "Dr-GRPO", "imitation"]
     assert (F_TIS.ratio, Objective().weight, OBJECTIVES["Dr-GRPO"].advantage) == (over_old, unweighted, centred)
     assert (F_TIS.importance_sampling_clip_max, F_TIS.kl_threshold, F_TIS.epsilon) == (2.0, 50.0, 0.2)
     assert (F_TIS.kl_estimator, F_TIS.kl_reduction, F_TIS.epsilon_high) == ("k1", "sum", None)
@@ -229,6 +230,28 @@ def test_two_completions_by_hand() -> None:
         found = value_and_gradient(replace(OBJECTIVES[name], **changes), HAND)
         assert_same(found, (torch.tensor(loss), torch.tensor(gradient).double()), 1e-7)
         assert found[0].item() == pytest.approx(loss, rel=1e-12)
+
+
+def test_imitation_by_hand() -> None:
+    """Own rows are NoIS's. Each token of another's has the gradient −Â / (N |a|), whatever was sampled."""
+    advantage, mask = torch.tensor([1.0, 1.0]).double(), HAND.mask
+    for own in (torch.tensor([True, False]), torch.tensor([False, False]), torch.tensor([True, True])):
+        logp = HAND.logp.clone().requires_grad_(True)
+        loss, _ = policy_loss(OBJECTIVES["imitation"], logp, HAND.old, HAND.gen, advantage, mask, own_N=own)
+        (gradient,) = torch.autograd.grad(loss, logp)
+        nois, of_nois, _ = value_and_gradient(OBJECTIVES["NoIS"], replace(HAND, advantage=advantage))
+        copied = -mask.double() / mask.sum(-1, keepdim=True) / 2
+        assert_same((gradient,), (torch.where(own.unsqueeze(-1), of_nois, copied),))
+        if own.all():
+            assert_same((loss,), (nois,))
+
+
+def test_others_successes_count_one_under_imitation() -> None:
+    """The learner's groups are GRPO's without the others' rollouts. A reward for the form alone is no success."""
+    given = rewards([1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1])
+    assert imitating(given).tolist() == [1.0, -1.0, 1.0, 1.0, 1.0, 0.0]
+    with_form = rewards([1.1, 0.1, 1.1, 0.1, 0.1, 0.1], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1])
+    assert imitating(with_form).tolist() == pytest.approx([1.0, -1.0, 1.0, 0.0, 0.0, 0.0])
 
 
 def test_sequence_kl_by_hand() -> None:
@@ -335,7 +358,7 @@ def test_no_gradient_flows_through_weights() -> None:
         loss.backward()
         assert logp.grad is not None
         assert logp.grad.abs().sum() > 0
-        if objective.ratio is not over_generator:
+        if objective.ratio in (over_old, geometric_over_old):
             assert gen.grad is None or not gen.grad.any(), "π_gen occurs in the weight only"
             assert torch.allclose(old.grad, -logp.grad), "π_old may be seen through the ratio only"
         assert not any(value.requires_grad for value in vars(diagnostics).values())
@@ -451,7 +474,7 @@ def test_options_replace_only_what_a_recipe_names() -> None:
     assert (changed.epsilon, changed.kl_threshold, changed.importance_sampling_clip_max) == (0.3, 1.0, 5.0)
     assert resolve(ObjectiveConfig()) == F_TIS
     for name, key_word in [
-        ("F-TSI", "F-TIS, F-TIS-lifted, GSPO, CISPO, DAPO, Dr-GRPO"),
+        ("F-TSI", "F-TIS, F-TIS-lifted, GSPO, CISPO, DAPO, Dr-GRPO, imitation"),
         ("no_module.OWN", "'no_module'"),
         ("test_objectives.ONW", "'OWN'"),
         ("test_objectives.NOT_ONE", "is a str"),

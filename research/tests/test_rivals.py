@@ -91,7 +91,7 @@ def dro(logp: Row, old: Row, gen: Row, advantage: float, own: bool) -> tuple[flo
 
 REFERENCES: dict[str, OfRow] = {
     "GSPO_OVER_GENERATOR": gspo, "HACPO": hacpo, "TOPR": topr, "LUFFY": luffy,
-    "IMITATION": score, "SFT_THEN_ALONE": score, "SGT": score, "DRO": dro, "SGT_SHAPED": luffy,
+    "SFT_THEN_ALONE": score, "SGT": score, "DRO": dro, "SGT_SHAPED": luffy,
 }  # fmt: skip
 
 
@@ -176,12 +176,6 @@ def test_equal_capabilities_are_grpo_and_none_is_infinite() -> None:
         assert found[3].item() == pytest.approx(-ratio * baseline / (math.sqrt(3) / 4))
     with pytest.raises(RecipeError, match="HACPO compares mean rewards"):  # below zero they are no ratio
         rivals.by_capability(rewards([1, 0, -1, -1], [0] * 4, [0, 0, 1, 1]))
-
-
-def test_successes_of_others_count_one() -> None:
-    """The learner's groups are GRPO's without the others' rollouts."""
-    given = rewards([1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1])
-    assert rivals.one_for_foreign_successes(given).tolist() == [1.0, -1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 def test_others_successes_pass_the_gate_where_all_own_fail() -> None:

@@ -38,6 +38,20 @@ def centred(rewards: Rewards) -> Tensor:
     return group_advantages(rewards.reward_N, rewards.group_N, "none")
 
 
+def among_own(rewards: Rewards) -> Tensor:
+    """GRPO's Â among the learner's own rollouts of each prompt; 0 for others' rollouts."""
+    own_N = rewards.own_N
+    advantage_N = torch.zeros_like(rewards.reward_N)
+    advantage_N[own_N] = group_advantages(rewards.reward_N[own_N], rewards.group_N[own_N], rewards.scale)
+    return advantage_N
+
+
+def imitating(rewards: Rewards) -> Tensor:
+    """Â of own rollouts as in :func:`among_own`; of another's 1 if its reward is above the round's mean, else 0."""
+    success_N = rewards.reward_N > rewards.reward_N.mean()
+    return torch.where(rewards.own_N, among_own(rewards), success_N.to(rewards.reward_N.dtype))
+
+
 def group_advantages(reward_N: Tensor, group_N: Tensor, scale_rewards: Literal["group", "none"] = "group") -> Tensor:
     """Group-relative advantages Â_i = (r_i − μ) / σ over the rollouts of i's group, with the population's σ.
 

@@ -16,6 +16,8 @@ with the clipped surrogate min(ρÂ, clip(ρ, 1−ε, 1+ε_high) Â) and s_i the
     CISPO          π_θ / π_old   TIS's                    the mean is over tokens; ρ is capped and never clipped
     DAPO           π_θ / π_old   TIS's                    the mean is over tokens; ε_high > ε
     Dr-GRPO        π_θ / π_old   TIS's                    Σ_t over a constant instead of |a_i|; Â = r − μ
+    imitation      π_θ / π_old   1                        supervised learning of others' successes: their gradient is
+                                                          that of log π_θ
 
 The filter of the F- objectives is a selection (:mod:`ftis.selection`): s_i = 1 if Â_i > 0 or KL_i < g, else 0. A
 dropped rollout still counts in N and in its group's mean and standard deviation.
@@ -35,7 +37,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ftis.advantages import Rewards, centred, within_group
+from ftis.advantages import Rewards, centred, imitating, within_group
 from ftis.config import ObjectiveConfig, RecipeError
 from ftis.seams import look_up
 
@@ -107,6 +109,11 @@ def geometric_over_old(log: LogProbs) -> Tensor:
 def over_generator(log: LogProbs) -> Tensor:
     """ρ = π_θ / π_gen per unit, at each of its tokens: [N, T]."""
     return log.tokens(exp_ratio(log.units(log.logp_NT) - log.gen_logp_NU))
+
+
+def score_of_foreign(log: LogProbs) -> Tensor:
+    """ρ = π_θ / π_old of own tokens; 1 with the gradient ∇ log π_θ of others' tokens: [N, T]."""
+    return torch.where(log.own_N.unsqueeze(-1), over_old(log), (log.logp_NT - log.logp_NT.detach()).exp())
 
 
 def raw_weight(log: LogProbs) -> Tensor:
@@ -246,6 +253,10 @@ DR_GRPO = Objective(advantage=centred, weight=truncated, reduction=over_longest)
 
 TRL: ``loss_type="dr_grpo"``, ``scale_rewards="none"``."""
 
+IMITATION = Objective(advantage=imitating, ratio=score_of_foreign)
+"""GRPO on own rollouts, and supervised learning of others' successes. It reads no log-probability of others, so nothing
+keeps out a text that a sender plants. The own rollouts of a prompt are a group, so a peer samples several of each."""
+
 OBJECTIVES: dict[str, Objective] = {
     "NoIS": Objective(),
     "VIS": Objective(ratio=over_generator),
@@ -258,9 +269,10 @@ OBJECTIVES: dict[str, Objective] = {
     "CISPO": CISPO,
     "DAPO": DAPO,
     "Dr-GRPO": DR_GRPO,
+    "imitation": IMITATION,
 }
-"""The paper's six and others, by their names in a recipe. The last four have the weights of TIS. Own rollouts then have
-a weight of about 1, since their π_gen is the learner's π_old up to its sampler's rounding."""
+"""The paper's six and others, by their names in a recipe. GSPO, CISPO, DAPO and Dr-GRPO have the weights of TIS. Own
+rollouts then have a weight of about 1, since their π_gen is the learner's π_old up to its sampler's rounding."""
 
 
 def resolve(config: ObjectiveConfig) -> Objective:
