@@ -9,7 +9,7 @@
   completions of 256 tokens: each alone with all of the sampling, then both together with half each. Seconds of each
   stage of a round, tokens a second, and memory where torch may take 24 GB and believes that the card has no more.
   Moments have 8 bits where bitsandbytes is, as the recipe says; ``optim`` tells.
-- ``learning``: F-TIS and its part alone in recipes/smollm2_words.toml, as many rounds as two minutes give beside the
+- ``learning``: F-TIS and alone-spread in recipes/smollm2_words.toml, as many rounds as two minutes give beside the
   evaluations before and after them.
 
 Each stage is a process with a time limit, and writes ``<out>/<stage>.json`` after each of its parts. Packages that this
@@ -218,7 +218,7 @@ def learning(out: Path, results: Results, tiny: bool) -> None:
     beside = seconds - sum(map(sum, each))  # two evaluations of each peer, and loading
     rounds = 2 if tiny else max(6, min(200, int((LEARNED_FOR - beside) / a_round)))
     results.add("pilot", {"seconds_a_round": round(a_round, 2), "beside": round(beside, 1), "rounds": rounds})
-    for arm in ("F-TIS", "alone-part"):
+    for arm in ("F-TIS", "alone-spread"):
         more = [f"training.rounds={rounds}", f"training.save_every={rounds}", "training.eval_every=0"]
         recipe = ftis.load(recipe_path, [*settings, *more])
         ftis.train(recipe, overwrite=arm == "F-TIS", resume=arm != "F-TIS", only=arm)

@@ -194,6 +194,8 @@ SEEDS = {"": 0, "-b": 1}
 def recipe_of(dataset: str, scale: Scale, out: Path) -> Recipe:
     """The comparison, as a file in ``out`` that the commands of ftis read too."""
     peers = len(scale.sizes) * len(SEEDS)
+    prompts = peers * peers * scale.prompts_per_peer
+    spread = f"training.prompts_per_round = {prompts}, sampling.num_generations = {scale.num_generations // peers}"
     text = f"""# reasoning-gym's {dataset}: four models that examples/gym_starters.py has warmed up.
 name = "{dataset}"
 output_dir = "{out}"
@@ -201,7 +203,7 @@ output_dir = "{out}"
 [experiment]
 title = "What joining is worth on {dataset}"
 question = "What does each of four models gain from the others' completions at the sampling it does anyway?"
-baselines = ["alone-part", "alone"]
+baselines = ["alone-spread", "alone-reuse", "imitation", "alone"]
 
 [task]
 name = "reasoning_gym:{dataset}"
@@ -232,18 +234,20 @@ kl_estimator = "k3"
 kl_threshold = 0.5
 
 [[arms]]
-name = "alone-part"
+name = "alone-spread"           # as much sampling as in the swarm, over all of a round's prompts
 collaborate = false
 budget = "generated"
+set = {{ {spread} }}
 
 [[arms]]
-name = "alone-part-wide"        # as many rollouts of its own over all of a round's prompts, as in horizontal mode
+name = "alone-reuse"            # alone-spread that learns from its rollouts twice
 collaborate = false
 budget = "generated"
+set = {{ {spread}, training.num_iterations = 2 }}
 
-[arms.set]
-training.prompts_per_round = {peers * peers * scale.prompts_per_peer}
-sampling.num_generations = {scale.num_generations // peers}
+[[arms]]
+name = "imitation"              # own GRPO as in alone-spread, and supervised learning of others' successes
+set = {{ {spread}, objective.name = "imitation" }}
 
 [[arms]]
 name = "F-TIS"

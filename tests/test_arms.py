@@ -241,3 +241,14 @@ def test_every_arm_of_every_recipe_names_what_there_is() -> None:
                     assert selections_of(swarm, peer.name, objective)
         named = {arm.name for arm in arms_of(recipe)}
         assert not recipe.experiment or set(recipe.experiment.baselines) <= named
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.toml")), ids=lambda path: path.stem)
+def test_each_recipe_compares_with_three_baselines_of_equal_sampling(path: Path) -> None:
+    recipe = load(path)
+    baselines = ("alone-spread", "alone-reuse", "imitation")
+    assert recipe.experiment.baselines[:3] == baselines
+    arms = {arm.name: arm.swarms[0] for arm in arms_of(recipe)}
+    sampled = {arm: arms[arm].prompts_per_peer * arms[arm].rollouts_per_group for arm in (*baselines, "F-TIS")}
+    assert len(set(sampled.values())) == 1, sampled
+    assert (arms["alone-reuse"].training.num_iterations, arms["imitation"].objective.name) == (2, "imitation")

@@ -29,7 +29,7 @@ def test_every_stage_of_the_gpu_benchmark_writes_what_it_measured(tmp_path: Path
         assert together["update"] > 0
         assert set(alone) == set(together)
     for peer in ("full", "lora"):
-        steps = [learning[f"{arm} {peer}"]["accuracy"].keys() for arm in ("F-TIS", "alone-part")]
+        steps = [learning[f"{arm} {peer}"]["accuracy"].keys() for arm in ("F-TIS", "alone-spread")]
         assert steps[0] == steps[1]
         assert len(learning[f"F-TIS {peer}"]["reward"]) == learning["pilot"]["rounds"]
 

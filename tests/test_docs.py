@@ -163,7 +163,7 @@ def test_the_tables_of_keys_are_those_of_the_code_with_their_defaults() -> None:
 def test_the_whole_recipe_is_one() -> None:
     recipe = parse(tomllib.loads(re.findall(r"```toml\n(.*?)```", TEXTS["docs/own-models.md"], re.DOTALL)[0]))
     arms = arms_of(recipe)
-    assert [arm.name for arm in arms] == ["alone-part", "F-TIS", "F-TIS-horizontal"]
+    assert [arm.name for arm in arms] == ["alone-spread", "F-TIS", "F-TIS-horizontal"]
     assert [{peer.name for peer in swarm.peers} for swarm in arms[2].swarms] == [{"full", "lora"}]
 
 

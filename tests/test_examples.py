@@ -46,7 +46,8 @@ def test_starters_for_a_data_set_are_made_and_compared(
     monkeypatch.setattr(sys, "argv", command)
     example.main()
     assert "right when reasoned" not in capsys.readouterr().out  # the models are there already
-    for arm in ("alone-part", "alone-part-wide", "F-TIS", "F-TIS-horizontal", "F-TIS-lifted-horizontal", "alone"):
+    arms = ("alone-spread", "alone-reuse", "imitation", "F-TIS", "F-TIS-horizontal", "F-TIS-lifted-horizontal", "alone")
+    for arm in arms:
         for peer in ("small", "large"):
             rows = (tmp_path / "chain_sum" / "chain_sum-seed0" / arm / peer / "metrics.jsonl").read_text()
             assert rows.count("\n") == 1

@@ -105,10 +105,11 @@ def demo(
     """Train four small models, alone and together. Run it again to resume it."""
     options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
     loaded = load(ready_made(Path("recipes/demo.toml")), set_ or [], options)
+    arms = ("alone-spread", "F-TIS", "F-TIS-lifted", "alone")  # the recipe has more baselines
     if dry_run:
-        _print_plan(loaded, ())
+        _print_plan(loaded, arms)
     else:
-        _train(loaded, (), resume=True)
+        _train(loaded, arms, resume=True)
 
 
 @app.command()
