@@ -13,9 +13,11 @@ import torch
 from commands import ftis
 from conftest import TinyPolicy
 
-from ftis.config import PeerConfig
+from ftis.config import FtisError, PeerConfig
+from ftis.engines.builtin import builtin_sampler
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import cut_at
+from ftis.library import evaluate
 from ftis.policy import Policy
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
@@ -171,6 +173,33 @@ def by_length(prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence
 
 
 DEMO = ("--recipe", str(Path(__file__).parents[1] / "recipes" / "demo.toml"))
+
+
+class Open(Sampler):
+    """The built-in sampler; notes how many are open."""
+
+    number = opened = 0
+
+    def __init__(self, policy: Policy) -> None:
+        Open.number += 1
+        Open.opened += 1
+
+    def __call__(self, *asked: Any) -> list[tuple[Rollout, ...]]:
+        return builtin_sampler(*asked)
+
+    def close(self) -> None:
+        Open.number -= 1
+
+
+def test_an_evaluation_closes_its_sampler_also_after_an_error(tmp_path: Path) -> None:
+    keys = ("sampling.sampler=test_evaluate.Open", "reward.function=broken_parts.mistaken")
+    before, asked = Open.opened, ("--limit", "2", "--samples", "2", "--set", keys[0])
+    assert ftis("eval", "starter:small", *DEMO, *asked) == 0
+    assert ftis("eval", "starter:small", *DEMO, *asked, "--set", keys[1]) == 1
+    evaluate("starter:small", DEMO[1], keys[0], limit=2)
+    with pytest.raises(FtisError, match="mistaken"):
+        evaluate("starter:small", DEMO[1], keys, limit=2)
+    assert (Open.number, Open.opened - before) == (0, 4)
 
 
 def test_prompts_that_are_too_long_with_their_completions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -466,31 +466,31 @@ def evaluate_model(
         from ftis.view.progress import WORTH_WAITING
 
         doing("loading the model, trying its sampler")
-        exam, remarks = open_exam(model, loaded, peer, limit)
-        for line in remarks:
-            console.print(line)
-        doing(f"answering {counted(len(exam.problems), 'validation problem')}")
-        began = time.monotonic()
+        with open_exam(model, loaded, peer, limit) as (exam, remarks):
+            for line in remarks:
+                console.print(line)
+            doing(f"answering {counted(len(exam.problems), 'validation problem')}")
+            began = time.monotonic()
 
-        def answered(done: int) -> None:
-            seconds = (time.monotonic() - began) / done * (len(exam.problems) - done)
-            if seconds >= WORTH_WAITING:
-                doing(f"{done:,} of {len(exam.problems):,} answered, about {in_time(seconds)} left")
+            def answered(done: int) -> None:
+                seconds = (time.monotonic() - began) / done * (len(exam.problems) - done)
+                if seconds >= WORTH_WAITING:
+                    doing(f"{done:,} of {len(exam.problems):,} answered, about {in_time(seconds)} left")
 
-        result = exam.greedy(answered)
-        of_samples = (time.monotonic() - began) * samples  # seconds
-    console.print(f"{loaded.task.name}: {result}, mean length {result.mean_length:.1f} tokens")
-    rows = [vars(problem) for problem in result.problems]
-    if samples:
-        lasting = f", about {in_time(of_samples)}" if of_samples >= WORTH_WAITING else ""
-        with busy(f"sampling {counted(samples, 'completion')} of each{lasting}"):
-            drawn = exam.sampled(samples, loaded.seed)
-        console.print(
-            f"{loaded.task.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} {drawn.pass_at(samples):.3f} "
-            f"of {samples} samples at temperature {sampling.temperature:g}"
-        )
-        for row, completions, rewards in zip(rows, drawn.completions, drawn.rewards, strict=True):
-            row |= {"samples": completions, "sample_rewards": rewards}
+            result = exam.greedy(answered)
+            of_samples = (time.monotonic() - began) * samples  # seconds
+            console.print(f"{loaded.task.name}: {result}, mean length {result.mean_length:.1f} tokens")
+            rows = [vars(problem) for problem in result.problems]
+            if samples:
+                lasting = f", about {in_time(of_samples)}" if of_samples >= WORTH_WAITING else ""
+                doing(f"sampling {counted(samples, 'completion')} of each{lasting}")
+                drawn = exam.sampled(samples, loaded.seed)
+                console.print(
+                    f"{loaded.task.name}: mean reward {drawn.mean_reward:.3f} and pass@{samples} "
+                    f"{drawn.pass_at(samples):.3f} of {samples} samples at temperature {sampling.temperature:g}"
+                )
+                for row, completions, rewards in zip(rows, drawn.completions, drawn.rewards, strict=True):
+                    row |= {"samples": completions, "sample_rewards": rewards}
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(output, rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -283,17 +283,19 @@ def evaluate(
         FtisError: the model cannot be loaded or lacks something that the recipe names.
     """
     loaded = load(recipe, overrides, **keys)
-    exam, _ = open_exam(str(model), loaded, peer, limit)
-    return exam.sampled(samples, loaded.seed) if samples else exam.greedy()
+    with open_exam(str(model), loaded, peer, limit) as (exam, _):
+        return exam.sampled(samples, loaded.seed) if samples else exam.greedy()
 
 
-def open_exam(model: str, recipe: Recipe, peer: str | None, limit: int | None) -> tuple[Exam, list[str]]:
+@contextmanager
+def open_exam(model: str, recipe: Recipe, peer: str | None, limit: int | None) -> Iterator[tuple[Exam, list[str]]]:
     """An exam that a model can take, and remarks on it. The arguments are those of :func:`evaluate`."""
     sampling = recipe.sampling
-    exam = examine(model, recipe, recipe.peer(peer) if peer is not None else None, limit)
-    policy, name = exam.policy, f"task {recipe.task.name!r}, validation problem"
-    require_rewardable(exam.score, exam.problems, name)
-    named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
-    require_fit(model, policy.config.model, recipe.prompt, sampling.max_completion_length, policy.tokenizer, named)
-    lacks = lacking(policy.tokenizer, sampling.end_tokens)
-    return exam, [f"{model} has no {lacks} of sampling.end_tokens, so no completion of it ends there"] if lacks else []
+    with closing(examine(model, recipe, recipe.peer(peer) if peer is not None else None, limit)) as exam:
+        policy, name = exam.policy, f"task {recipe.task.name!r}, validation problem"
+        require_rewardable(exam.score, exam.problems, name)
+        named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
+        require_fit(model, policy.config.model, recipe.prompt, sampling.max_completion_length, policy.tokenizer, named)
+        lacks = lacking(policy.tokenizer, sampling.end_tokens)
+        remark = f"{model} has no {lacks} of sampling.end_tokens, so no completion of it ends there"
+        yield exam, [remark] if lacks else []

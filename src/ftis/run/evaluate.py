@@ -123,6 +123,12 @@ class Exam:
     def prompt_ids(self) -> list[Ints]:
         return [self.render(problem) for problem in self.problems]
 
+    def close(self) -> None:
+        """Release the sampler and the environment. The exams of a trainer share its sampler, which it releases."""
+        self.sampler.close()
+        if self.episodes is not None:
+            self.episodes.close()
+
     def greedy(self, heard: Callable[[int], None] | None = None) -> Evaluation:
         """Answer every problem greedily and score it.
 
