@@ -137,6 +137,20 @@ def test_a_checkpoint_names_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch)
     assert find(Path("checkpoint-2")).checkpoint == named.checkpoint
 
 
+@pytest.mark.parametrize("provenance", [None, {}, {"versions": {"ftis": "0.0.1"}}])
+def test_a_run_with_little_provenance_is_exported(
+    provenance: dict[str, Any] | None, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, to = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(run, copy)
+    (copy / "provenance.json").unlink()
+    if provenance is not None:
+        (copy / "provenance.json").write_text(json.dumps(provenance))
+    monkeypatch.chdir(run.parents[1])
+    assert ftis("export", str(copy), "--peer", "a", "--to", str(to)) == 0
+    assert f"| ftis | {'0.0.1' if provenance else 'not known'} |" in (to / "README.md").read_text(encoding="utf-8")
+
+
 def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_no_part(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,13 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
     assert read_provenance(begun) == before
 
 
+def test_a_run_without_its_provenance_goes_on_and_gets_one(begun: Path) -> None:
+    objectives = read_provenance(begun)["objectives"]
+    (begun / "provenance.json").unlink()
+    assert claim(begun, True, recipe(ALONE, TOGETHER)).startswith(f"goes on in {begun}")
+    assert read_provenance(begun)["objectives"] == objectives
+
+
 def test_a_run_that_goes_on_with_other_code_says_so_once(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_provenance(begun)
     monkeypatch.setattr("ftis.directory.provenance.commit", lambda: "another")

@@ -138,7 +138,7 @@ def note_continuation(
         if added or changed or not seen:
             more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
             entry = {**{key: now.get(key) for key in OF_ITS_TIME}, **more}
-            objectives = {**now["objectives"], **known["objectives"]}
+            objectives = {**now["objectives"], **known.get("objectives", {})}
             document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
             write_run(directory, document, recipe if added or changed else None)
         return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now.get(key)]

@@ -77,6 +77,7 @@ def card(trained: Trained, merged: bool) -> str:
     others = [f"{p.name} ({base_of(p.model).words})" for p in recipe.peers if p.name != peer.name]
     company = f"together with {counted(len(others), 'other model')}" if others else "alone"
     about = read_provenance(trained.run)
+    made_by = [about.get("versions", {}).get("ftis"), about.get("commit")]
     command = f"ftis join {RECIPE} --peer {peer.name}" if trained.joined else f"ftis train {RECIPE}"
     rows = {
         "base": base.words,
@@ -89,7 +90,7 @@ def card(trained: Trained, merged: bool) -> str:
         "seed": recipe.seed,
         "recipe": f"{RECIPE} with sha256 `{hashlib.sha256(recorded_recipe(trained.run)).hexdigest()}`",
         "command": f"`{command} --arm {trained.arm}`",
-        "ftis": " ".join(str(part) for part in (about["versions"]["ftis"], about["commit"]) if part),
+        "ftis": " ".join(filter(None, made_by)) or "not known",
     }
     return "\n".join(
         [
