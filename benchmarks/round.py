@@ -268,7 +268,7 @@ def theirs(
         spent.take()
         trainer.train()
         others = recipe is not None and len(recipe.peers) > 1
-        of_rounds = read_jsonl(Path(directory) / "ftis" / "metrics.jsonl") if others else [{}]
+        of_rounds = read_jsonl(trainer.place / "metrics.jsonl") if others else [{}]
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     scored, generated = times["_generate_and_score_completions"], times["_generate"]
     began, right = time.process_time(), 0

@@ -845,6 +845,9 @@ def test_a_killed_trainer_resumes_and_nothing_is_lost_or_repeated(model: Path, t
     finished = trainer_of(model, config(tmp_path / "killed"), exchange=(silent := MadeUp()))
     assert finished.train(resume_from_checkpoint=True).global_step == 6
     assert silent.published == []
+    assert ftis("report", str(finished.run)) == 0
+    told = (finished.run / "report.html").read_text(encoding="utf-8")
+    assert all(part in told for part in ("a, one of 2 peers", "not evaluated after its last round"))
     for (name, one), other in zip(trainer.model.named_parameters(), finished.model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
@@ -858,11 +861,11 @@ def test_a_run_goes_on_with_its_own_recipe_alone_and_in_one_process(model: Path,
     other = trainer_of(model, config(tmp_path), scene_recipe(objective={"name": "TIS"}))
     with pytest.raises(RunError, match=r"another recipe .*objective\.name"):
         other.train(resume_from_checkpoint=True)
-    before = (tmp_path / "ftis" / "metrics.jsonl").read_bytes()
+    before = (records := tmp_path / "ftis" / "F-TIS" / "a" / "metrics.jsonl").read_bytes()
     again = trainer_of(model, config(tmp_path))
     with locked(peer_lock(tmp_path / "ftis")), pytest.raises(InUseError, match="output_dir=…"):
         again.train(resume_from_checkpoint=True)
-    assert (tmp_path / "ftis" / "metrics.jsonl").read_bytes() == before
+    assert records.read_bytes() == before
     again.train(resume_from_checkpoint=True)
     for damaged in ("", "[]", '{"cursor": {}}', '{"cursor": {"step": 1}, "selections": 3}'):
         (tmp_path / "checkpoint-6" / "ftis.json").write_text(damaged)
@@ -1269,11 +1272,12 @@ def test_the_example_and_ftis_join_learn_together_beyond_a_kill(tmp_path: Path, 
     finally:
         for process in (small, large):
             process.kill()
-    places = [Path("runs/trl/small/ftis"), Path("runs/trl/demo_pair-seed0-large/F-TIS/large")]
+    places = [Path("runs/trl/small/ftis/F-TIS/small"), Path("runs/trl/demo_pair-seed0-large/F-TIS/large")]
     here, there = agreeing(places[0], places[1], 20, ("small", "large"))
     assert (Path("runs/trl/small/ftis.identity/incarnation")).read_text() == "2\n"
     learned = [np.mean([row["reward"] for row in rows[-3:]]) - rows[0]["reward"] for rows in (here, there)]
     assert min(learned) > 0.2
+    assert ftis("report", "runs/trl/small/ftis") == 0
 
 
 PLAYING = """
@@ -1323,7 +1327,7 @@ def test_a_trl_script_and_ftis_join_play_in_one_environment(caller: Caller, tmp_
         for process in processes.values():
             process.kill()
     (joined,) = (path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
-    for mine, theirs in zip(*agreeing(tmp_path / "trl" / "ftis", joined, 3), strict=True):
+    for mine, theirs in zip(*agreeing(tmp_path / "trl" / "ftis" / "F-TIS" / "a", joined, 3), strict=True):
         assert [row[f"peer/{n}/admitted"] for row, n in ((mine, "b"), (theirs, "a"))] == [2 * GROUP] * 2
         assert min(row["foreign_used"] for row in (mine, theirs)) > 0
         assert mine["completions/mean_turns"] > 1
@@ -1367,16 +1371,17 @@ def test_trls_quick_start_with_three_lines_changed_is_a_swarm_of_two(tmp_path: P
         for process in processes.values():
             process.kill()
     outputs = [tmp_path / f"{Path(model).name}-GRPO" for model in models.values()]
-    rounds = list(zip(*(read_jsonl(output / "ftis" / "metrics.jsonl") for output in outputs), strict=True))
+    places = [o / "ftis" / "F-TIS-lifted" / name for o, name in zip(outputs, models, strict=True)]
+    rounds = list(zip(*(read_jsonl(place / "metrics.jsonl") for place in places), strict=True))
     assert len(rounds) == 3 * len(rows)
     for row in (row for of_both in rounds for row in of_both):
         assert [row[f"peer/{name}/admitted"] for name in models] == [4, 4]
     for name in models:
         assert all(mine[f"peer/{name}/reward"] == theirs[f"peer/{name}/reward"] for mine, theirs in rounds)
-    for output, model in zip(outputs, models.values(), strict=True):
-        assert any(row["foreign_used"] for row in read_jsonl(output / "ftis" / "metrics.jsonl"))
-        places = (tmp_path / model, output / f"checkpoint-{len(rounds)}")
-        before, after = (load_file(place / "model.safetensors")["model.norm.weight"].float() for place in places)
+    for output, place, model in zip(outputs, places, models.values(), strict=True):
+        assert any(row["foreign_used"] for row in read_jsonl(place / "metrics.jsonl"))
+        both = (tmp_path / model, output / f"checkpoint-{len(rounds)}")
+        before, after = (load_file(of / "model.safetensors")["model.norm.weight"].float() for of in both)
         assert not torch.equal(before, after)
 
 

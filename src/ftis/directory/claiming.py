@@ -23,8 +23,8 @@ FREE_ON_RESUME = (
 )
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
 sets the honesty test's threshold; no other changes the numbers of honest peers."""
-BEGUN = (f"*/*/{EVALUATIONS}", METRICS)
-"""The records of a run that has begun: of peers in arms, and of a TRL script. Without any there is nothing to lose."""
+BEGUN = (EVALUATIONS, METRICS)
+"""The records of a run that has begun; a TRL script has no evaluations. Without any there is nothing to lose."""
 NOTED = ("training.", "honesty.", "experiment.")
 """Beginnings of the keys on which a run's decisions and pages depend. Their changes are recorded, and the run's recipe
 is written again."""
@@ -109,7 +109,7 @@ def may_claim(
         RunError: a run is there and ``resume`` is false, or its recipe or problems are not today's, or an arm
             has finished more rounds than it would have.
     """
-    begun = any(any(directory.glob(records)) for records in BEGUN)
+    begun = any(any(directory.glob(f"*/*/{records}")) for records in BEGUN)
     if not ((directory / RECIPE).exists() and begun):
         return None
     if not resume:

@@ -336,13 +336,18 @@ class PeerRun:
         steps = saved_steps(self.directory)
         return checkpoint_path(self.directory, steps[-1]) / TOKENIZER if steps else None
 
+    @property
+    def started(self) -> bool:
+        """Whether it has records. A TRL script has rounds alone."""
+        return bool(self.evaluations or self.rounds)
+
     def missing(self, rounds: int) -> str | None:
         """A text that names the records still missing from a run of ``rounds`` rounds; None if it is complete."""
-        if not self.evaluations:
+        if not self.started:
             return "not started"
         if self.step < rounds:
             return f"{self.step} of {rounds} rounds"
-        if any(self.on(split)[-1].step < rounds for split in self.splits):
+        if not self.evaluations or any(self.on(split)[-1].step < rounds for split in self.splits):
             return "not evaluated after its last round"
         return None
 
@@ -479,9 +484,9 @@ def read_study(directory: Path) -> Study:
     plan = read_plan(directory)
     recipe = plan.recipe
     runs = {seed: _run(plan.run_of(seed), recipe.model_copy(update={"seed": seed})) for seed in plan.seeds}
-    started = {arm for run in runs.values() for (arm, _), peer in run.peers.items() if peer.evaluations}
+    started = {arm for run in runs.values() for (arm, _), peer in run.peers.items() if peer.started}
     if not started:
-        raise RecordsError(f"{directory}: nothing was recorded yet; report again after the first evaluation")
+        raise RecordsError(f"{directory}: nothing was recorded yet; report again after the first evaluation or round")
     arms = tuple(arm for arm in plan.arms if arm.name in started)
     every = [peer.name for peer in recipe.peers]
     names = plan.here(every)

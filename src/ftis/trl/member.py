@@ -1,11 +1,8 @@
 """A member of a swarm whose model belongs to TRL's trainer: all of a peer except sampling and learning.
 
 <output_dir>/ftis/
-    recipe.json                  the recipe as this peer runs it
-    provenance.json              as of any run
-    metrics.jsonl, rollouts/     records, as of any peer
-    events.jsonl                 who came, left, was late or refused, with the time
-    outbox/                      own messages that others may still ask for
+    recipe.json, provenance.json as of any run
+    <arm>/<peer>/                records, events.jsonl and outbox/, as of a joined peer
 <output_dir>/ftis.identity/
     incarnation, <peer>.key      files that outlive the run's directory
 """
@@ -91,7 +88,7 @@ def connected(member: Member, tokenizer: Any, swarm: Swarm, place: Path) -> Iter
         log(PeerStarted(member.cursor.step))
         yield swarm.link, log
         return
-    identity = identity_directory(place)
+    identity = identity_directory(place.parents[1])
     key, roster = credentials(recipe, member.name, identity)
     with in_network(member, tokenizer, place, identity, key, roster, log, lambda: False) as link:
         link.hear(PeerStarted(member.cursor.step))

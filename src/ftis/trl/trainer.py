@@ -39,6 +39,7 @@ from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, STEP_TIME, UPDATE, W
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
+from ftis.recipe.arms import arm_configs
 from ftis.records.events import RoundEnded, Say, Stopped, unheard
 from ftis.records.files import METRICS, locked, write_whole
 from ftis.records.writing import Records
@@ -168,9 +169,14 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.check_prompts([task.train[item] for item in range(min(8, len(task.train)))])
 
     @property
+    def run(self) -> Path:
+        """The directory of the run, as of a joined peer."""
+        return Path(self.args.output_dir) / "ftis"
+
+    @property
     def place(self) -> Path:
         """The directory of this peer's records."""
-        return Path(self.args.output_dir) / "ftis"
+        return self.run / arm_configs(self.member.recipe)[0].name / self.member.name
 
     # --- rows, prompts and checks -------------------------------------------------------------------
 
@@ -265,7 +271,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _open(self, stack: contextlib.ExitStack, anew: bool, checkpoint: str | None) -> bool:
         """Open records and exchange until ``stack`` closes. Returns whether all rounds are trained already."""
         remedy = "give each script another directory, as GRPOConfig(output_dir=…), or stop that process"
-        stack.enter_context(locked(peer_lock(self.place), remedy=remedy))
+        stack.enter_context(locked(peer_lock(self.run), remedy=remedy))
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
@@ -274,8 +280,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             restore(self.member, state)
         elif anew and (self.place / METRICS).exists():
             remedy = "train(resume_from_checkpoint=True), or choose another output_dir"
-            raise RunError(f"{self.place} holds a run: {remedy}")
-        claim(self.place, True, self.member.recipe, tasks=[self.member.task])
+            raise RunError(f"{self.run} holds a run: {remedy}")
+        claim(self.run, True, self.member.recipe, tasks=[self.member.task], joined=self.member.name)
         self._records = Records(self.place, keep_rollouts=self.member.recipe.training.record_rollouts)
         accusations.keep_undone(self.place, self.member.cursor.step)
         accusations.accuse_again(self.place, self.member.cursor.step, self.member.selections)

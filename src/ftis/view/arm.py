@@ -91,7 +91,7 @@ def troubles(study: Study) -> list[str]:
 
 def rounds(arm: ArmOfRun) -> CurveSet | None:
     """Accuracy and reward of every peer; None before anything was measured."""
-    if not any(peer.rounds or peer.evaluations for peer in arm.peers.values()):
+    if not any(peer.started for peer in arm.peers.values()):
         return None
     axes: list[tuple[str, str, Callable[[PeerRun, int], float | None]]] = [
         ("rounds", ROUND, lambda peer, step: step),
