@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftis.config import Recipe, RunError
-from ftis.directory.claiming import claim, delete_run
+from ftis.directory.claiming import claim, delete_run, peer_lock
 from ftis.directory.resuming import require_checkpoint
 from ftis.prompts import Task
 from ftis.recipe.arms import arms_of
@@ -104,9 +104,10 @@ def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
 
 
 def test_a_run_is_deleted_unless_something_trains_in_it(begun: Path) -> None:
-    with locked(begun / "alone" / ".lock@a"), pytest.raises(InUseError, match="in use by another process"):
-        delete_run(begun)
-    assert (begun / "recipe.json").exists()
+    for lock in (begun / "alone" / ".lock@a", peer_lock(begun / "alone" / "a")):
+        with locked(lock), pytest.raises(InUseError, match="in use by another process"):
+            delete_run(begun)
+        assert (begun / "recipe.json").exists()
     delete_run(begun)
     assert not begun.exists()
     begun.mkdir()

@@ -174,12 +174,12 @@ def require_free(locks: Iterable[Path]) -> None:
 
 
 def _unused(directory: Path, held: Collection[Path] = ()) -> contextlib.AbstractContextManager[None]:
-    """Hold the locks of all swarms of a run, except the ``held`` ones.
+    """Hold the locks of all swarms and peers of a run, except the ``held`` ones.
 
     Raises:
-        InUseError: another process trains a swarm.
+        InUseError: another process trains a swarm or a peer.
     """
-    locks = {*directory.glob(f"*/{LOCK}*")}.difference(held)
+    locks = {*directory.glob(f"*/{LOCK}*"), *directory.glob(f"*/.*{LOCK}")}.difference(held)
     return locked(*locks, remedy="wait for it, stop it, or take another name or output_dir")
 
 
