@@ -204,6 +204,7 @@ LARGE = replace(NOTHING, weights=10**7)
         (LIKELY, 1500, 0, "cpu cpu", " (the most is more than the 1.5 kB that this machine has left: "),
         (LARGE, 10**12, 0, "cpu cpu", ""),
         (LARGE, 1000, 1, "cuda cuda", " (both are more than the 1 MB that its GPU has left: "),
+        (LARGE, 1000, 1, "cuda cuda:0", " (both are more than the 1 MB that its GPU has left: "),
         (LARGE, 1000, 2, "cuda:0 cuda:0", ""),
         (LARGE, 1000, 2, "cuda:0 cuda:1", ""),
         (LARGE, 1000, 1, "cpu cuda", ""),

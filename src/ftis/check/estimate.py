@@ -269,7 +269,7 @@ def _left_for(peers: Sequence[PeerConfig]) -> tuple[str, int]:
     devices = {resolve_device(peer.device) for peer in peers}
     if devices == {CPU}:
         return "this machine", available_bytes()
-    one = len(devices) == 1 and torch.cuda.device_count() == 1
+    one = CPU not in devices and torch.cuda.device_count() == 1
     return "its GPU", int(torch.cuda.mem_get_info(devices.pop())[0]) if one else 0
 
 
