@@ -287,11 +287,36 @@ def test_a_program_need_not_wait_for_a_draw_and_a_closed_engine_asks_no_more(
     full.wait()
     threads = set(threading.enumerate()) - before
     assert all(thread.daemon for thread in threads)
+    assert len(threads) == 1 + vllm_server.AT_ONCE
     engine.close()
     go.set()
     with pytest.raises(SamplerError, match="over"):
         drawing.result()
     assert len(asked) == vllm_server.AT_ONCE
+
+
+def test_after_an_error_no_more_is_asked(tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, asked, go = set(threading.enumerate()), list[Any](), threading.Event()
+
+    def ask(self: vllm_server.Served, path: str, body: Any = None) -> Any:
+        if body is None:
+            return {"data": [{"id": "the-base"}]}
+        asked.append(body)
+        if len(asked) < vllm_server.AT_ONCE:
+            go.wait()
+            return {"choices": []}
+        raise SamplerError("no answer")
+
+    monkeypatch.setattr(vllm_server.Served, "_ask", ask)
+    engine = vllm_server.Served(tiny_policy("llama"), "http://nowhere", torch.float32, None, 1.0)
+    prompts = [np.array([4], np.int32)] * (3 * vllm_server.AT_ONCE)
+    with pytest.raises(SamplerError, match="no answer"):
+        engine.complete(prompts, 1, Decoding(4), range(len(prompts)), [])
+    go.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert len(asked) == vllm_server.AT_ONCE
+    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import as_completed
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
-from threading import BoundedSemaphore
 from typing import Any, TypeVar
 
 import numpy as np
@@ -86,16 +87,20 @@ class Served(Engine):
         self.written.close()
 
     def _completions(self, bodies: Sequence[Mapping[str, Any]], read: Callable[[Any], T]) -> list[T]:
-        model, room = self.adapter or self.base, BoundedSemaphore(AT_ONCE)
+        model, todo, answers = self.adapter or self.base, iter(enumerate(bodies)), dict[int, T]()
 
-        def answer(body: Mapping[str, Any]) -> T:
-            with room:
+        def work() -> None:
+            for number, body in todo:
                 if self.closed:
                     raise SamplerError(f"{self.name}: the run is over")
-                return self._read(COMPLETIONS, self._ask(COMPLETIONS, {"model": model, **body}), read)
+                answers[number] = self._read(COMPLETIONS, self._ask(COMPLETIONS, {"model": model, **body}), read)
 
-        answers = [in_background(partial(answer, body), "request") for body in bodies]
-        return [each.result() for each in answers]
+        try:
+            for worker in as_completed([in_background(work, "request") for _ in bodies[:AT_ONCE]]):
+                worker.result()
+        finally:
+            deque(todo, maxlen=0)  # after an error or Ctrl-C the workers begin no more requests
+        return [answers[number] for number in range(len(bodies))]
 
     def _read(self, path: str, answer: Any, read: Callable[[Any], T]) -> T:
         """Apply ``read`` to an answer."""
