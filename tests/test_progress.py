@@ -56,6 +56,16 @@ def test_every_round_is_a_line_off_a_terminal_with_the_time_left() -> None:
     ]
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_display_may_hear_of_a_peer_before_its_arm(terminal: bool) -> None:
+    out = io.StringIO()
+    display, place = Display(Console(file=out, width=200, force_terminal=terminal), Clock()), Place("F-TIS", "a")
+    for event in (PeerStarted(2, place), Evaluated(2, {"validation": 0.5}, place)):
+        display(event)
+    display(RoundEnded({"step": 3, "step_time": 1.0, **GOOD}, place))
+    assert ("F-TIS/a: round 3 of 3" in out.getvalue()) != terminal
+
+
 def test_off_a_terminal_an_experiment_tells_of_a_round_once_a_minute() -> None:
     out, clock = io.StringIO(), Clock()
     display, place = Display(Console(file=out, width=200), clock), Place("alone", "a", "seed 1 alone a")

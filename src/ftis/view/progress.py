@@ -177,7 +177,7 @@ class Display:
 
     def _of_peer(self, event: PeerStarted | RoundEnded | Evaluated) -> None:
         name = f"{event.place.arm}/{event.place.peer}"
-        notes = self._notes[name]
+        notes, total = self._notes[name], self._rounds.get(name, event.step)
         match event:
             case PeerStarted(step=step, slow=slow):
                 self._line(f"{name}: " + (f"goes on after round {step}" if step else "loaded"))
@@ -185,7 +185,7 @@ class Display:
                     self._line(f"{name}: samples slowly, by {slow}: faster ways do not fit its model")
             case RoundEnded(metrics=metrics):
                 notes |= self._noted(name, metrics)
-                state = self._state(name, event.place.peer, self._rounds.get(name, event.step), metrics)
+                state = self._state(name, event.place.peer, total, metrics)
                 line = self._round_line(name, state, metrics, notes.get("tokens/s"))
                 # The first one on a terminal too, to compare a real round with preflight's estimate.
                 (self._print if event.step == 1 else self._line)(line)
@@ -197,7 +197,7 @@ class Display:
                     self._evaluations[name].append(replace(row, reward_std=event.reward_std))
                 notes.update({("val" if k == VALIDATION else k): f"{v:.3f}" for k, v in splits.items()})
                 self._line(f"{name}: round {event.step}  {'  '.join(f'{k} {v:.3f}' for k, v in splits.items())}")
-        self._advance(name, event.step, self._rounds[name], _in_line(notes))
+        self._advance(name, event.step, total, _in_line(notes))
 
     def _state(self, name: str, peer: str, total: int, metrics: Mapping[str, Any]) -> Standing:
         """The state of a peer after one more round. Of older rounds only the measures that a state reads are kept."""
