@@ -338,6 +338,23 @@ def test_a_newcomer_meets_the_others_when_the_first_of_a_machine_was_killed(peer
         assert len(collected.messages) == 2
 
 
+def test_a_session_that_breaks_while_it_opens_is_closed_and_one_line(peers: Peers, monkeypatch: Any) -> None:
+    class Broken:
+        closed = False
+
+        def declare_queryable(self, *asked: Any, **options: Any) -> None:
+            raise zenoh.ZError("the link broke")
+
+        def close(self) -> None:
+            self.closed = True
+
+    broken = Broken()
+    monkeypatch.setattr("ftis.swarm.link.open_session", lambda settings: broken)
+    with pytest.raises(ExchangeError, match="the link broke"):
+        peers.open("a")
+    assert broken.closed
+
+
 @pytest.mark.slow
 def test_thirty_two_peers_hear_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(f"p{number}" for number in range(32))

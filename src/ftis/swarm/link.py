@@ -32,12 +32,12 @@ import zenoh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.admission import Collected
-from ftis.config import Recipe
+from ftis.config import Recipe, first_line
 from ftis.machine.resources import in_background
 from ftis.member import Outgoing
 from ftis.records.events import Event, NetworkEvent, RoundEnded, Say, Stopped, unheard
 from ftis.swarm import manifest as manifests
-from ftis.swarm.facts import mismatch, other_code, read_facts
+from ftis.swarm.facts import ExchangeError, mismatch, other_code, read_facts
 from ftis.swarm.identity import Roster
 from ftis.swarm.manifest import Assembly, Manifest
 from ftis.swarm.offers import OfferCheck
@@ -132,16 +132,19 @@ class NetworkExchange:
 
     def __enter__(self) -> Self:
         self.session = open_session(self.recipe.network)
-        self._declared = [
-            self._answer(f"ftis/{self.run}/blob/{self.peer}/*/*", self._answer_blob),
-            self._answer(f"ftis/{self.run}/man/{self.peer}/*", self._answer_manifests),
-            self._answer(key_of("facts", self.recipe.name, self.peer), self._answer_facts),
-            self._answer(key_of("status", self.recipe.name, self.peer), self._answer_status),
-            self.session.declare_subscriber(
-                f"ftis/{self.run}/man/*/*", self._hear_manifest, allowed_origin=zenoh.Locality.REMOTE
-            ),
-            self.session.liveliness().declare_subscriber(f"ftis/{self.run}/live/**", self._hear_token, history=True),
-        ]
+        tokens, offers = f"ftis/{self.run}/live/**", f"ftis/{self.run}/man/*/*"
+        try:
+            self._declared = [
+                self._answer(f"ftis/{self.run}/blob/{self.peer}/*/*", self._answer_blob),
+                self._answer(f"ftis/{self.run}/man/{self.peer}/*", self._answer_manifests),
+                self._answer(key_of("facts", self.recipe.name, self.peer), self._answer_facts),
+                self._answer(key_of("status", self.recipe.name, self.peer), self._answer_status),
+                self.session.declare_subscriber(offers, self._hear_manifest, allowed_origin=zenoh.Locality.REMOTE),
+                self.session.liveliness().declare_subscriber(tokens, self._hear_token, history=True),
+            ]
+        except zenoh.ZError as error:
+            self.session.close()  # type: ignore[no-untyped-call]
+            raise ExchangeError(f"the network closed while it opened ({first_line(error)}): try again") from None
         return self
 
     def __exit__(
