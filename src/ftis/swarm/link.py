@@ -394,8 +394,11 @@ class NetworkExchange:
         seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
         if peer == self.peer and self._is_alone and len(sample.payload) <= manifests.MAX_BYTES:
             if self.outbox.is_signed_elsewhere(sample.payload.to_bytes(), seal):
-                self._is_alone, how = False, "stop one, since the others refuse what differs"
-                self._say(NetworkEvent("twice", f"the key of {peer} signs at another place too: {how}", round))
+                how = "stop one, since the others refuse what differs"
+                with self.changed:
+                    was_alone, self._is_alone = self._is_alone, False
+                if was_alone:
+                    self._say(NetworkEvent("twice", f"the key of {peer} signs at another place too: {how}", round))
             return
         with self.changed:
             decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal, time.monotonic())
@@ -417,15 +420,16 @@ class NetworkExchange:
         theirs, peer = read_facts(sample.payload.to_bytes()), str(sample.key_expr).rpartition("/")[2]
         if theirs is None or peer not in self.others:
             return False
-        if (differs := mismatch(self.recipe.name, self.facts, theirs)) is not None:
-            with self.changed:
+        differs, decisions = mismatch(self.recipe.name, self.facts, theirs), list[Decision]()
+        with self.changed:
+            if differs is not None:
                 decisions = self.rounds.mismatched(peer, differs)
-            self._carry_out(decisions)
-        elif peer not in self._code_of:
-            self._code_of.add(peer)
-            if code := other_code(self.facts, theirs):
-                text = f"{peer} has other code, as network.allow_other_code permits ({code})"
-                self._say(NetworkEvent("code", text, self.status.facts.get("round", 0)))
+            elif peer not in self._code_of:
+                self._code_of.add(peer)
+                if code := other_code(self.facts, theirs):
+                    text = f"{peer} has other code, as network.allow_other_code permits ({code})"
+                    decisions.append(NetworkEvent("code", text, self.status.facts.get("round", 0)))
+        self._carry_out(decisions)
         return False
 
     # --- answering --------------------------------------------------------------------------------
