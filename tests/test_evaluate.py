@@ -17,10 +17,12 @@ from ftis.config import FtisError, PeerConfig
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.samplers import open_sampler
 from ftis.engines.stops import cut_at
-from ftis.library import evaluate
+from ftis.library import evaluate, load
 from ftis.policy import Policy
+from ftis.recipe.arms import arms_of
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
+from ftis.run.assembly import assemble
 from ftis.run.evaluate import EVAL_BATCH, HEARD_EVERY, Answered, EvalSamples, Evaluation, Exam
 from ftis.sampling import Decoding, Sampler
 from recipes import write_recipe
@@ -200,6 +202,13 @@ def test_an_evaluation_closes_its_sampler_also_after_an_error(tmp_path: Path) ->
     with pytest.raises(FtisError, match="mistaken"):
         evaluate("starter:small", DEMO[1], keys, limit=2)
     assert (Open.number, Open.opened - before) == (0, 4)
+
+
+def test_a_peer_that_cannot_be_assembled_closes_its_sampler(tmp_path: Path) -> None:
+    keys, before = ["sampling.sampler=test_evaluate.Open", "peers.small.attack=broken_parts.no_attack"], Open.opened
+    with pytest.raises(FtisError, match="no_attack"):
+        assemble(arms_of(load(Path(DEMO[1]), keys))[0].swarm_of("small"), "small", tmp_path)
+    assert (Open.number, Open.opened - before) == (0, 1)
 
 
 def test_prompts_that_are_too_long_with_their_completions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

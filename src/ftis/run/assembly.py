@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,39 +76,44 @@ def assemble(
     check_stop(recipe.sampling.stop, policy.tokenizer, config.model)
     sampling = recipe.sampling
     plain = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
-    players = [player_of(task_config, recipe, policy) for task_config in (recipe.task, *recipe.ood)]
-    renders = [plain if player is None else player.render for player in players]
-    member = member_of(
-        recipe,
-        name,
-        tasks[0],
-        policy,
-        own_ends,
-        renders[0],
-        scores[0],
-        selections,
-        cursor=cursor,
-        max_staleness=recipe.network.max_staleness if networked else 0,
-        max_seconds=recipe.network.admission_seconds if networked else math.inf,
-        episodes=players[0],
-    )
-    problems = [*tasks[0].train, *(problem for task in tasks for problem in task.validation)]
-    longest = longest_row(problems, member.render, sampling)
-    sampler = open_sampler(sampling.sampler, policy, sampling.options, longest)
-    attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
-    reference = reference_of(policy, config, model) if objective.beta else None
-    peer = Peer(member, policy, sampler, attack, reference)
-    if recipe.training.overlap:
-        checkpoint.go_on(peer, directory, resume_step)
-    records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
-    splits = {
-        split: Exam(policy, sampler, task.validation, render, score, peer.decoding, sampling.batch_size, player)
-        for split, task, render, score, player in zip(
-            splits_of(tasks[1:]), tasks, renders, scores, players, strict=True
+    with ExitStack() as opened:  # an error in a later part closes the earlier ones
+        players = [player_of(task_config, recipe, policy) for task_config in (recipe.task, *recipe.ood)]
+        for player in filter(None, players):
+            opened.callback(player.close)
+        renders = [plain if player is None else player.render for player in players]
+        member = member_of(
+            recipe,
+            name,
+            tasks[0],
+            policy,
+            own_ends,
+            renders[0],
+            scores[0],
+            selections,
+            cursor=cursor,
+            max_staleness=recipe.network.max_staleness if networked else 0,
+            max_seconds=recipe.network.admission_seconds if networked else math.inf,
+            episodes=players[0],
         )
-    }
-    beside, place = to_go_back(config, policy), records.directory
-    return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, place, step)[0])
+        problems = [*tasks[0].train, *(problem for task in tasks for problem in task.validation)]
+        longest = longest_row(problems, member.render, sampling)
+        sampler = open_sampler(sampling.sampler, policy, sampling.options, longest)
+        opened.callback(sampler.close)
+        attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
+        reference = reference_of(policy, config, model) if objective.beta else None
+        peer = Peer(member, policy, sampler, attack, reference)
+        if recipe.training.overlap:
+            checkpoint.go_on(peer, directory, resume_step)
+        records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
+        splits = {
+            split: Exam(policy, sampler, task.validation, render, score, peer.decoding, sampling.batch_size, player)
+            for split, task, render, score, player in zip(
+                splits_of(tasks[1:]), tasks, renders, scores, players, strict=True
+            )
+        }
+        beside, place = to_go_back(config, policy), records.directory
+        opened.pop_all()
+        return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, place, step)[0])
 
 
 def splits_of(ood: Sequence[Task]) -> list[str]:
