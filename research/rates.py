@@ -184,8 +184,8 @@ def read_trials(
             of_rate = tuple(name for name in moved if moved[name] == rate)
             accuracy = {}
             for multiple in times:
-                each = (finals(study, "validation", trial_name(arm.name, multiple, peers), peer) for peer in of_rate)
-                accuracy[multiple] = [fmean(of_seed) for of_seed in zip(*each, strict=True)]
+                tried = trial_name(arm.name, multiple, peers)
+                accuracy[multiple] = list(finals(study, "validation", tried, *of_rate).values())
             first = trial_name(arm.name, times[0], peers)
             start = fmean(study.peer(study.seeds[0], first, peer).on("validation")[0].accuracy for peer in of_rate)
             together = len(of_rate) < len(moved)

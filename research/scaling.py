@@ -8,7 +8,7 @@ may differ too: an arm that trains on more rollouts is often served by a higher 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf, log2
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.box import MARKDOWN
 from rich.table import Table
 
 from ftis.cli_options import console
-from ftis.comparison.results import differences_of, finals, mean_finals, over_seeds, without_nan
+from ftis.comparison.results import differences, finals, over_seeds
 from ftis.comparison.summary import accuracy_is
 from ftis.config import RunError
 from ftis.recipe.arms import Arm, arms_of, rollouts_per_round
@@ -87,22 +87,19 @@ def scaling(study: Study) -> dict[str, Any] | None:
         size["against_equal_training"] = against.get((size["arm"], ceiling))
         size["gains_at_equal_training"] = _gains(study, size["arm"], ceiling) if ceiling else None
     starts = {
-        str(seed): fmean(study.peer(seed, one, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
+        seed: fmean(study.peer(seed, one, peer).on(VALIDATION)[0].accuracy for peer in study.peer_names)
         for seed in study.seeds
     }
-    found: dict[str, Any] = without_nan(
-        {
-            "accuracy_is": accuracy_is(arms.alone.recipe),
-            "own_rollouts": arms.own,
-            "peers": len(study.peer_names),
-            "seeds": list(study.seeds),
-            "start": over_seeds(starts),
-            "series": series,
-            "alone": alone,
-            "ceilings": ceilings,
-        }
-    )
-    return found
+    return {
+        "accuracy_is": accuracy_is(arms.alone.recipe),
+        "own_rollouts": arms.own,
+        "peers": len(study.peer_names),
+        "seeds": list(study.seeds),
+        "start": asdict(over_seeds(starts)),
+        "series": series,
+        "alone": alone,
+        "ceilings": ceilings,
+    }
 
 
 @dataclass(frozen=True)
@@ -216,16 +213,16 @@ def _against(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, 
 
     A comparison is of whole swarms, so there are as many as arms: among as many as arms × peers, few seeds show none.
     """
-    compared = [{"arm": arm, "baseline": baseline} for arm, baseline in pairs]
-    tested = differences_of(study, compared, lambda _, arm: mean_finals(study, VALIDATION, arm))
-    return dict(zip(pairs, tested, strict=True))
+    values = [(finals(study, VALIDATION, arm), finals(study, VALIDATION, one)) for arm, one in pairs]
+    tested = zip(pairs, differences(values), strict=True)
+    return {(arm, baseline): {"arm": arm, "baseline": baseline, **found} for (arm, baseline), found in tested}
 
 
 def _gains(study: Study, arm: str, baseline: str) -> dict[str, float]:
     """By peer: the mean over seeds of its final accuracy in the arm, minus that in the baseline."""
     arms = (arm, baseline)
     return {
-        peer: fmean(here) - fmean(there)
+        peer: fmean(here.values()) - fmean(there.values())
         for peer in study.peer_names
         for here, there in [(finals(study, VALIDATION, name, peer) for name in arms)]
     }
@@ -263,17 +260,17 @@ def _settings(arm: Arm) -> dict[str, Any]:
 def _size(study: Study, arm: Arm, alone: str, against: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
     """One size of swarm, as :func:`scaling` has it; ``alone`` names the arm that gains are counted from."""
     sampled, trained = rollouts_per_round(arm.swarms[0])
-    runs = {str(seed): [study.peer(seed, arm.name, peer) for peer in study.peer_names] for seed in study.seeds}
+    runs = {seed: [study.peer(seed, arm.name, peer) for peer in study.peer_names] for seed in study.seeds}
 
     def of_a_peer(quantity: Callable[[PeerRun], float]) -> dict[str, Any]:
-        return over_seeds({seed: fmean(map(quantity, of_seed)) for seed, of_seed in runs.items()})
+        return asdict(over_seeds({seed: fmean(map(quantity, of_seed)) for seed, of_seed in runs.items()}))
 
     return {
         "arm": arm.name,
         "size": _size_of(arm),
         "sampled": sampled,
         "trained": trained,
-        "final": over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, VALIDATION, arm.name), strict=True))),
+        "final": asdict(over_seeds(finals(study, VALIDATION, arm.name))),
         "against_alone": against.get((arm.name, alone)),
         "gains": _gains(study, arm.name, alone),
         "seconds": of_a_peer(lambda run: sum(own_seconds(run.rounds).values())),
@@ -318,7 +315,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def with_ends(estimate: Mapping[str, Any], sign: str = "") -> str:
     """A mean with the ends of its interval; one seed has none."""
     mean = number(estimate["mean"], sign)
-    return true_minus(mean if estimate["low"] is None else f"{mean} ({interval_text(estimate, sign, ' to ')})")
+    ends = "" if estimate["low"] is None else f" ({interval_text(estimate['low'], estimate['high'], sign, ' to ')})"
+    return true_minus(mean + ends)
 
 
 def _compared(against: Mapping[str, Any] | None) -> tuple[str, str]:

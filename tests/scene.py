@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
+from ftis.comparison.values import Comparison, StudyResults
 from ftis.config import Recipe
 from ftis.measures import RoundRecord
 from ftis.metric_keys import peer_key
@@ -247,23 +248,23 @@ def joined(directory: Path, scene: Scene) -> Path:
 
 
 def comparison(
-    results: Mapping[str, Any], peer: str, arm: str = "F-TIS", split: str = "validation", baseline: str = "alone"
-) -> dict[str, Any]:
+    results: StudyResults, peer: str, arm: str = "F-TIS", split: str = "validation", baseline: str = "alone"
+) -> Comparison:
     wanted = (peer, arm, split, baseline)
-    (found,) = (c for c in results["comparisons"] if (c["peer"], c["arm"], c["split"], c["baseline"]) == wanted)
-    return dict(found)
+    (found,) = (c for c in results.comparisons if (c.peer, c.arm, c.split, c.baseline) == wanted)
+    return found
 
 
 def cut(path: Path, lines: int) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
 
 
-def printed(results: Mapping[str, Any], width: int = 400) -> str:
+def printed(results: StudyResults, width: int = 400) -> str:
     """The terminal's text, its line breaks undone."""
     return re.sub(r"\s+", " ", raw(results, width))
 
 
-def raw(results: Mapping[str, Any], width: int) -> str:
+def raw(results: StudyResults, width: int) -> str:
     out = StringIO()
     print_comparison(results, Console(file=out, width=width, soft_wrap=True))
     return out.getvalue()

@@ -85,7 +85,7 @@ def test_a_peer_alone_trains_on_as_many_rollouts_as_one_whose_foreign_rollouts_a
     assert [swarm.training.prompts_per_round for swarm in alone.swarms] == [6] * 4  # 12 own and 12 foreign, in 4s
     assert rollouts_per_round(together.swarms[0]) == (12, 12 + 12)  # whole groups
     (pair,) = matched(arms_of(recipe), ["alone"])
-    assert pair["equal"] == "equal in rollouts trained on"
+    assert pair.equal == "equal in rollouts trained on"
 
 
 def test_a_swarm_size_puts_neighbours_together() -> None:

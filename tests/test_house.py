@@ -41,7 +41,7 @@ WINGS = {
     "recipe": "own_code parsing arms paths",
     "records": "lines files events trackers rollouts writing plan reading following",
     "diagnosis": "sources troubles standing",
-    "comparison": "stats summary budgets results",
+    "comparison": "stats summary budgets values results",
     "models": "starters sizes durations pretrained",
     "swarm": "facts status identity certificates manifest session offers others outbox pace shares rounds link",
     "run": "together accusations checkpoint evaluate training membership assembly export",

@@ -36,6 +36,7 @@ from scene import (
 from ftis.comparison.results import compare
 from ftis.comparison.stats import ALPHA, holm
 from ftis.comparison.summary import somebody_learned_alone, summarise
+from ftis.comparison.values import Amount, CurvePoint, StudyResults
 from ftis.records.files import write_jsonl
 from ftis.records.lines import RecordsError
 from ftis.records.reading import EvaluationRow, PeerRun, Run, final_accuracy, read_run
@@ -51,14 +52,20 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(study: Path) -> dict[str, Any]:
+def results(study: Path) -> StudyResults:
     return compare(study)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def two(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
     """The results of a study with two baselines."""
     return compare(both_budgets(tmp_path_factory.mktemp("two")))
+
+
+def spent(point: CurvePoint) -> tuple[float, float]:
+    assert point.tokens
+    assert point.seconds
+    return point.tokens.mean, point.seconds.mean
 
 
 def lines_of(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
@@ -80,101 +87,114 @@ def set_last_arm(other: dict[str, Any], recipe: dict[str, Any]) -> None:
     recipe["arms"][-1]["set"] = other
 
 
-def test_accuracies_have_means_and_intervals_over_seeds(study: Path, results: dict[str, Any]) -> None:
+def test_accuracies_have_means_and_intervals_over_seeds(study: Path, results: StudyResults) -> None:
     measured = ((0, 0.1), (5, 0.2), (10, 0.3), (15, 0.7))
     rows = [EvaluationRow(step, "validation", accuracy, 20) for step, accuracy in measured]
     assert [final_accuracy(rows[:n]) for n in (4, 2, 1)] == pytest.approx([0.4, 0.2, 0.1])
-    final = results["accuracy"]["validation"]["F-TIS"]["small"]["final"]
-    assert final["per_seed"] == pytest.approx(dict(zip("01234", SMALL_FINAL["F-TIS"], strict=True)))
+    final = results.accuracy["validation"]["F-TIS"]["small"].final
+    assert final.per_seed == pytest.approx(dict(enumerate(SMALL_FINAL["F-TIS"])))
     # s² = (0 + 9 + 9 + 4 + 4)·10⁻⁴ / 4 = 6.5·10⁻⁴; t(4) = 2.7764
     half = 2.7764 * math.sqrt(6.5e-4 / 5)
-    assert [final[key] for key in ("mean", "low", "high")] == pytest.approx([0.6, 0.6 - half, 0.6 + half], abs=1e-6)
-    start = results["accuracy"]["validation"]["F-TIS"]["small"]["start"]
-    assert (start["mean"], start["low"], start["high"]) == (0.1, 0.1, 0.1)
-    assert results["accuracy"]["ood-clock"]["alone"]["large"]["final"]["mean"] == pytest.approx(0.52)
+    assert (final.mean, final.low, final.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half), abs=1e-6)
+    start = results.accuracy["validation"]["F-TIS"]["small"].start
+    assert (start.mean, start.low, start.high) == (0.1, 0.1, 0.1)
+    assert results.accuracy["ood-clock"]["alone"]["large"].final.mean == pytest.approx(0.52)
+
+
+def test_the_file_has_its_keys_in_their_order(study: Path, results: StudyResults) -> None:
     text = (study / "results.json").read_text()
-    assert json.loads(text) == results
     assert "NaN" not in text
+    file, value = json.loads(text), ["mean", "low", "high", "per_seed"]
+    (of_peer, *_), (of_mean, *_) = file["comparisons"], file["together"]
+    of_arms, found = ["split", "arm", "baseline", "equal"], ["mean", "low", "high", "p_value", "n", "per_seed"]
+    found += ["p_adjusted", "label"]
+    assert (list(of_peer), list(of_mean)) == ([*of_arms, "peer", *found], [*of_arms, *found])
+    points, by_peer = (file[key]["validation"]["F-TIS"] for key in ("curves", "accuracy"))
+    assert list(points["small"][0]) == ["step", *value, "tokens", "seconds"]
+    assert [list(points["small"][0][key]) for key in ("tokens", "seconds")] == [["mean", "per_seed"]] * 2
+    assert (list(by_peer["small"]), list(by_peer["small"]["start"])) == (["problems", "start", "final"], value)
+    (mean,) = file["accuracy_of_mean"]["validation"]["F-TIS"].items()
+    assert mean == ("final", {**mean[1], "mean": results.accuracy_of_mean["validation"]["F-TIS"].mean})
+    assert list(mean[1]["per_seed"]) == list("01234")
 
 
-def test_arms_are_compared_seed_for_seed(results: dict[str, Any], two: dict[str, Any]) -> None:
+def test_arms_are_compared_seed_for_seed(results: StudyResults, two: StudyResults) -> None:
     small, large = comparison(results, "small"), comparison(results, "large")
     # d = 0.10, 0.11, 0.09, 0.11, 0.09: mean 0.1, s = 0.01, t = 0.1·√5 / 0.01 = 22.36, p(4) = 2.36·10⁻⁵
-    assert small["per_seed"] == pytest.approx({"0": 0.10, "1": 0.11, "2": 0.09, "3": 0.11, "4": 0.09})
+    assert small.per_seed == pytest.approx(dict(enumerate((0.10, 0.11, 0.09, 0.11, 0.09))))
     half = 2.7764 * 0.01 / math.sqrt(5)
-    assert [small[key] for key in ("mean", "low", "high")] == pytest.approx([0.1, 0.1 - half, 0.1 + half], abs=1e-6)
-    assert small["p_value"] == pytest.approx(2.36e-5, rel=0.01)
-    assert (small["label"], large["label"]) == ("better", "no difference shown")
+    assert (small.mean, small.low, small.high) == pytest.approx((0.1, 0.1 - half, 0.1 + half), abs=1e-6)
+    assert small.p_value == pytest.approx(2.36e-5, rel=0.01)
+    assert (small.label, large.label) == ("better", "no difference shown")
     part = comparison(two, "small", baseline="alone-part")
     differences = [t - c for t, c in zip(SMALL_FINAL["F-TIS"], PART_FINAL, strict=True)]
-    assert part["per_seed"] == pytest.approx(dict(zip("01234", differences, strict=True)))
+    assert part.per_seed == pytest.approx(dict(enumerate(differences)))
 
 
-def test_all_comparisons_of_a_report_are_one_family(two: dict[str, Any]) -> None:
-    family = [*two["comparisons"], *two["together"]]
+def test_all_comparisons_of_a_report_are_one_family(two: StudyResults) -> None:
+    family = [*two.comparisons, *two.together]
     assert len(family) == 2 * 2 * 3  # splits, baselines, two peers and their mean; F-TIS is the only arm beside them
-    assert [c["p_adjusted"] for c in family] == holm([c["p_value"] for c in family])
-    assert all((c["label"] == "no difference shown") == (c["p_adjusted"] >= ALPHA) for c in family)
+    assert [c.p_adjusted for c in family] == holm([c.p_value for c in family])
+    assert all((c.label == "no difference shown") == (c.p_adjusted >= ALPHA) for c in family)
 
 
-def test_means_over_peers_are_means_seed_by_seed(two: dict[str, Any]) -> None:
-    for c in two["together"]:
-        same = [o for o in two["comparisons"] if all(o[key] == c[key] for key in ("split", "arm", "baseline"))]
-        for seed, difference in c["per_seed"].items():
-            assert difference == pytest.approx(fmean(of_peer["per_seed"][seed] for of_peer in same))
-    of_peers, mean = (two[key]["validation"]["F-TIS"] for key in ("curves", "curves_of_mean"))
+def test_means_over_peers_are_means_seed_by_seed(two: StudyResults) -> None:
+    for c in two.together:
+        same = [o for o in two.comparisons if (o.split, o.arm, o.baseline) == (c.split, c.arm, c.baseline)]
+        for seed, of_mean in c.per_seed.items():
+            assert of_mean == pytest.approx(fmean(of_peer.per_seed[seed] for of_peer in same))
+    of_peers, mean = two.curves["validation"]["F-TIS"], two.curves_of_mean["validation"]["F-TIS"]
     for point, *peers in zip(mean, of_peers["small"], of_peers["large"], strict=True):
-        assert point["per_seed"] == pytest.approx(
-            {seed: fmean(peer["per_seed"][seed] for peer in peers) for seed in point["per_seed"]}
+        assert point.per_seed == pytest.approx(
+            {seed: fmean(peer.per_seed[seed] for peer in peers) for seed in point.per_seed}
         )
-        assert point["tokens"]["mean"] == pytest.approx(fmean(peer["tokens"]["mean"] for peer in peers))
+        assert spent(point)[0] == pytest.approx(fmean(spent(peer)[0] for peer in peers))
 
 
-def test_budgets_and_what_they_share(two: dict[str, Any]) -> None:
-    own = {arm: by_peer["small"] for arm, by_peer in two["budget"].items()}
+def test_budgets_and_what_they_share(two: StudyResults) -> None:
+    own = {arm: by_peer["small"] for arm, by_peer in two.budget.items()}
     whole, half = ROUNDS * PROMPTS * G, ROUNDS * PROMPTS * G / 2
     together, alone = own["F-TIS"], own["alone"]
-    assert (together["rollouts_trained"], together["rollouts_generated"]) == (whole, half)
-    assert together["tokens_generated"] == 100 * ROUNDS
-    assert (together["bytes_sent"], together["bytes_received"]) == (1000 * ROUNDS, 1000 * ROUNDS)
-    assert (alone["rollouts_trained"], alone["rollouts_generated"], alone["bytes_sent"]) == (whole, whole, 0)
+    assert (together.rollouts_trained, together.rollouts_generated) == (whole, half)
+    assert together.tokens_generated == 100 * ROUNDS
+    assert (together.bytes_sent, together.bytes_received) == (1000 * ROUNDS, 1000 * ROUNDS)
+    assert (alone.rollouts_trained, alone.rollouts_generated, alone.bytes_sent) == (whole, whole, 0)
     # s = 0.5 to sample a share, t = 0.375 to train on it, 0.125 to exchange it, two peers, four rounds.
-    assert alone["seconds"] == ROUNDS * 2 * (0.5 + 0.375)
-    assert own["alone-part"]["seconds"] == ROUNDS * (0.5 + 0.375)
-    parts = [together[f"seconds_{part}"] for part in ("sampling", "exchange", "training", "waited")]
-    assert parts == [ROUNDS * 0.5, ROUNDS * 0.125, ROUNDS * 0.75, ROUNDS * 3.0]
-    assert together["seconds"] == sum(parts[:3])
-    assert {m["baseline"]: m["equal"] for m in two["matched"]} == {
+    assert alone.seconds == ROUNDS * 2 * (0.5 + 0.375)
+    assert own["alone-part"].seconds == ROUNDS * (0.5 + 0.375)
+    parts = [together.seconds_sampling, together.seconds_exchange, together.seconds_training]
+    assert parts == [ROUNDS * 0.5, ROUNDS * 0.125, ROUNDS * 0.75]
+    assert (together.seconds, together.seconds_waited) == (sum(parts), ROUNDS * 3.0)
+    assert {m.baseline: m.equal for m in two.matched} == {
         "alone": "equal in rollouts trained on",
         "alone-part": "equal in rollouts a peer samples itself",
     }
 
 
-def test_curves_carry_what_the_peer_had_spent(two: dict[str, Any], tmp_path: Path) -> None:
-    points = {arm: by_peer["large"] for arm, by_peer in two["curves"]["validation"].items()}
+def test_curves_carry_what_the_peer_had_spent(two: StudyResults, tmp_path: Path) -> None:
+    points = {arm: by_peer["large"] for arm, by_peer in two.curves["validation"].items()}
     for arm, tokens, seconds in (("alone", 200, 1.75), ("alone-part", 100, 0.875), ("F-TIS", 100, 1.375)):
-        assert [point["tokens"]["mean"] for point in points[arm]] == [tokens * step for step in range(5)]
-        assert [point["seconds"]["mean"] for point in points[arm]] == [seconds * step for step in range(5)]
+        assert [spent(point) for point in points[arm]] == [(tokens * step, seconds * step) for step in range(5)]
 
     Scene(tmp_path, seeds=(0, 1), ood=False).write()
     peer = tmp_path / "scene-seed1" / "F-TIS" / "small"
     lines_of(peer / "metrics.jsonl", lambda rows: rows[1].update({"tokens_sampled": 260, "time/sample": 1.5}))
     lines_of(peer / "evaluations.jsonl", lambda rows: [row for row in rows if row["step"] != 3])
     results = compare(tmp_path)
-    spent = results["curves"]["validation"]["F-TIS"]["small"][2]
-    assert spent["tokens"] == {"mean": 230, "per_seed": {"0": 200, "1": 260}}
-    assert spent["seconds"] == {"mean": 3.25, "per_seed": {"0": 2.75, "1": 3.75}}
-    mean = [list(point["per_seed"]) for point in results["curves_of_mean"]["validation"]["F-TIS"]]
-    assert mean[2:4] == [["0", "1"], ["0"]]
+    second = results.curves["validation"]["F-TIS"]["small"][2]
+    assert second.tokens == Amount(230, {0: 200, 1: 260})
+    assert second.seconds == Amount(3.25, {0: 2.75, 1: 3.75})
+    mean = [list(point.per_seed) for point in results.curves_of_mean["validation"]["F-TIS"]]
+    assert mean[2:4] == [[0, 1], [0]]
     # A peer that came late has no record of the rounds before, so what it spent by then is unknown.
     lines_of(peer / "metrics.jsonl", lambda rows: rows[2:])
     late = read_run(tmp_path / "scene-seed1").peers["F-TIS", "small"]
     assert [late.spent_by(step) for step in range(5)] == [(0, 0), *[(None, None)] * 2, (300, 1.375), (400, 2.75)]
     unknown = compare(tmp_path)
-    own, whole = unknown["budget"]["F-TIS"]["small"], ROUNDS * PROMPTS * G  # of two seeds, one with half of the rounds
-    assert (own["rollouts_trained"], own["rollouts_generated"]) == (0.75 * whole, 0.375 * whole)
-    curves = (unknown["curves"]["validation"]["F-TIS"]["small"], unknown["curves_of_mean"]["validation"]["F-TIS"])
-    assert [curve[1]["tokens"] for curve in curves] == [None, None]
+    own, whole = unknown.budget["F-TIS"]["small"], ROUNDS * PROMPTS * G  # of two seeds, one with half of the rounds
+    assert (own.rollouts_trained, own.rollouts_generated) == (0.75 * whole, 0.375 * whole)
+    curves = (unknown.curves["validation"]["F-TIS"]["small"], unknown.curves_of_mean["validation"]["F-TIS"])
+    assert [curve[1].tokens for curve in curves] == [None, None]
 
 
 def test_arms_are_compared_without_their_rollouts(tmp_path: Path) -> None:
@@ -183,8 +203,8 @@ def test_arms_are_compared_without_their_rollouts(tmp_path: Path) -> None:
     for arm in ("F-TIS", "alone"):
         shutil.rmtree(run / arm / "small" / "rollouts")
     results, summary = compare(tmp_path), summarise(run)
-    assert results["budget"]["F-TIS"]["small"] == (large := results["budget"]["F-TIS"]["large"])
-    assert large["seconds"] == summary.arms["F-TIS"]["large"].seconds == ROUNDS * (0.5 + 0.125 + 2 * 0.375)
+    assert results.budget["F-TIS"]["small"] == (large := results.budget["F-TIS"]["large"])
+    assert large.seconds == summary.arms["F-TIS"]["large"].seconds == ROUNDS * (0.5 + 0.125 + 2 * 0.375)
 
 
 def test_arms_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> None:
@@ -194,9 +214,9 @@ def test_arms_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> Non
         for seed in (0, 1):
             shutil.rmtree(tmp_path / f"scene-seed{seed}" / arm)
         results = compare(tmp_path)
-        assert arm in results["not_run"]
-        assert (results["baselines"], results["seeds"]) == (["alone"], [0, 1])
-        assert {c["baseline"] for c in results["comparisons"]} == baselines
+        assert arm in results.not_run
+        assert (results.baselines, results.seeds) == (("alone",), (0, 1))
+        assert {c.baseline for c in results.comparisons} == baselines
         assert len(headlines(results)) == 1
 
 
@@ -213,8 +233,8 @@ def test_budgets_are_compared_in_words(tmp_path: Path) -> None:
     for number, (arm, equal) in enumerate(cases):
         arms = ({"name": "together"}, {"name": "x", **arm})
         scene = Scene(tmp_path / str(number), arms=arms, seeds=(0,), ood=False, settings=settings)
-        (matched,) = compare(scene.write())["matched"]
-        assert (matched["baseline"], matched["arms"], matched["equal"]) == ("together", ["x"], equal)
+        (matched,) = compare(scene.write()).matched
+        assert (matched.baseline, matched.arms, matched.equal) == ("together", ["x"], equal)
 
 
 def test_incomplete_seeds_are_left_out_and_named(tmp_path: Path) -> None:
@@ -228,13 +248,13 @@ def test_incomplete_seeds_are_left_out_and_named(tmp_path: Path) -> None:
     for damage, where in damages:
         damage()
         results = compare(directory)
-        assert results["seeds"] == [0, 2]
-        assert results["left_out"]["1"].startswith(where)
-        assert list(comparison(results, "small")["per_seed"]) == ["0", "2"]
-        assert results["left_out"]["1"] in printed(results)
+        assert results.seeds == (0, 2)
+        assert results.left_out[1].startswith(where)
+        assert list(comparison(results, "small").per_seed) == [0, 2]
+        assert results.left_out[1] in printed(results)
     run = directory / "scene-seed0"  # a peer that was away for a round finishes with the last
     lines_of(run / "F-TIS" / "small" / "metrics.jsonl", lambda rows: [row for row in rows if row["step"] != 2])
-    assert compare(directory)["seeds"] == [0, 2]
+    assert compare(directory).seeds == (0, 2)
     assert all(f"{peer}/checkpoint-{ROUNDS}" in whereabouts(run, summarise(run)) for peer in ("small", "large"))
 
 
@@ -246,8 +266,8 @@ def test_rewards_of_any_size_have_pages_and_pictures(tmp_path: Path) -> None:
         assert f"{level + 0.5:.3f}" in page
         assert write_learning_curves(tmp_path, compare(scene.directory / "scene-seed0")).exists()
     for values, limits in (([0.4, 0.6], (0.376, 0.624)), ([-1, 0], (-1.12, 0.12)), ([0, 10], (-0.02, 11.2))):
-        assert accuracy_limits([[{"per_seed": {"0": value}}] for value in values]) == pytest.approx(limits)
-    assert accuracy_limits([[{"per_seed": {"0": 1.0}}], [{"per_seed": {"0": 0.0}}]]) == pytest.approx((-0.02, 1.02))
+        assert accuracy_limits(values) == pytest.approx(limits)
+    assert accuracy_limits([1.0, 0.0]) == pytest.approx((-0.02, 1.02))
 
 
 @pytest.mark.parametrize(
@@ -271,14 +291,14 @@ def test_who_never_used_a_foreign_rollout_though_it_could_learned_alone(
 
 def test_arms_that_measure_something_else_are_noted(tmp_path: Path) -> None:
     directory = Scene(tmp_path, seeds=(0, 1), ood=False).write()
-    assert not compare(directory)["notes"]
+    assert not compare(directory).notes
 
     def start(where: str) -> None:
         for path in directory.glob(f"{where}/evaluations.jsonl"):
             lines_of(path, lambda rows: rows[0].update(accuracy=0.4))
 
     start("scene-seed1/F-TIS/large")
-    (note,) = compare(directory)["notes"]
+    (note,) = compare(directory).notes
     assert "large did not start from one and the same starter:large" in note
     start("*/F-TIS/*")  # another measure gives another start
     others: list[dict[str, Any]] = [
@@ -288,17 +308,17 @@ def test_arms_that_measure_something_else_are_noted(tmp_path: Path) -> None:
     ]
     for other in others:
         recipe_of(directory, partial(set_last_arm, other))
-        (note,) = compare(directory)["notes"]
+        (note,) = compare(directory).notes
         assert f"[{next(iter(other)).partition('.')[0]}]" in note
 
 
 @pytest.mark.parametrize("reward", [{"format_weight": 0.2}, {"function": "my.rewards.length"}])
 def test_a_mean_reward_is_not_called_pass_at_1(reward: dict[str, Any], tmp_path: Path) -> None:
     directory = Scene(tmp_path, seeds=(0, 1), ood=False).write()
-    assert compare(directory)["accuracy_is"] == "greedy pass@1"
+    assert compare(directory).accuracy_is == "greedy pass@1"
     recipe_of(directory, lambda recipe: recipe["reward"].update(reward))
     results = compare(directory)
-    assert (results["accuracy_is"], len(results["notes"])) == ("mean reward, greedy", 1)
+    assert (results.accuracy_is, len(results.notes)) == ("mean reward, greedy", 1)
     closing = Console(file=StringIO(), width=200, record=True)
     closing.print(closing_table(summarise(directory / "scene-seed0")))
     page = write_page(directory).read_text(encoding="utf-8")
@@ -328,16 +348,16 @@ def test_what_cannot_be_reported_is_an_error_with_its_place(tmp_path: Path) -> N
 
 
 def test_the_terminal_has_every_verdict_within_its_width(
-    results: dict[str, Any], two: dict[str, Any], tmp_path: Path
+    results: StudyResults, two: StudyResults, tmp_path: Path
 ) -> None:
     for found in (results, two):
         text = printed(found)
         assert all(sentence in text for sentence in headlines(found))
         assert "p, Holm" not in text
-        for c in (*found["comparisons"], *found["together"]):
-            difference = f"{c['mean']:+z.3f} [{c['low']:+z.3f}, {c['high']:+z.3f}]".replace("-", "−")
-            label = c["label"] if c["label"] in ("better", "worse") else "not shown"
-            assert (f"{difference} {label}" if "peer" in c else difference) in text, c
+        for c in (*found.comparisons, *found.together):
+            ends = f"{c.mean:+z.3f} [{c.low:+z.3f}, {c.high:+z.3f}]".replace("-", "−")
+            label = c.label if c.label in ("better", "worse") else "not shown"
+            assert (f"{ends} {label}" if c.peer else ends) in text, c
     arms = ({"name": "alone", "collaborate": False}, {"name": "a" * 64})
     long = compare(Scene(tmp_path, peers=("n" * 64, "m" * 64), arms=arms, seeds=(0, 1), ood=False).write())
     for found in (results, two, long):
@@ -355,4 +375,4 @@ def test_a_joined_run_is_about_the_peers_that_are_here(tmp_path: Path) -> None:
     assert (small.rounds, small.bytes_sent, small.bytes_received) == (ROUNDS, 1000 * ROUNDS, 1000 * ROUNDS)
     assert small.ood["ood-clock"].final == pytest.approx(0.5)
     (run / "provenance.json").unlink()  # then it is an unfinished run of one machine
-    assert compare(run)["left_out"] == {"0": "F-TIS, large: not started"}
+    assert compare(run).left_out == {0: "F-TIS, large: not started"}

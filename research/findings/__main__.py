@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Self
@@ -23,6 +23,7 @@ from scipy import stats
 
 from ftis.comparison.results import compared
 from ftis.comparison.stats import ALPHA, CONFIDENCE
+from ftis.comparison.values import Accuracy, Comparison, StudyResults, Value
 from ftis.records.reading import VALIDATION, read_study
 from ftis.view.formatting import true_minus
 
@@ -142,26 +143,26 @@ def pages(findings: Path) -> Iterator[tuple[Path, str, str]]:
         yield page, text, PLACE.sub(lambda place: place[1] + rendered(read(place[2], findings)) + place[3], text)
 
 
-def of_results(results: Mapping[str, Any], provenance: Mapping[str, Any], command: str) -> Summary:
+def of_results(results: StudyResults, provenance: Mapping[str, Any], command: str) -> Summary:
     """The table of an experiment: a row for each arm, with each peer, their mean, and its difference from baselines.
 
     Args:
         results: as :func:`ftis.compare` gives them.
         provenance: of one of its runs, as ``provenance.json`` has it.
     """
-    peers, baselines, accuracy = results["peers"], results["baselines"], results["accuracy"][VALIDATION]
-    others = [split for split in results["splits"] if split != VALIDATION]
-    means = results["together"] or results["comparisons"]
-    differences = {(c["arm"], c["baseline"]): c for c in means if c["split"] == VALIDATION}
+    peers, baselines, accuracy = results.peers, results.baselines, results.accuracy[VALIDATION]
+    others = [split for split in results.splits if split != VALIDATION]
+    means = results.together or results.comparisons
+    differences = {(c.arm, c.baseline): c for c in means if c.split == VALIDATION}
 
-    def row(name: str, end: str, arm: str) -> tuple[Cell, ...]:
+    def row(name: str, end: Callable[[Accuracy], Value], arm: str) -> tuple[Cell, ...]:
         def mean(split: str) -> float:
-            return fmean(results["accuracy"][split][arm][peer][end]["mean"] for peer in peers)
+            return fmean(end(results.accuracy[split][arm][peer]).mean for peer in peers)
 
         against = (differences.get((name, baseline)) for baseline in baselines)
         return (
             name,
-            *(accuracy[arm][peer][end]["mean"] for peer in peers),
+            *(end(accuracy[arm][peer]).mean for peer in peers),
             *([mean(VALIDATION)] if len(peers) > 1 else []),
             *map(_difference, against),
             *map(mean, others),
@@ -173,8 +174,8 @@ def of_results(results: Mapping[str, Any], provenance: Mapping[str, Any], comman
         command=command,
         commit=(provenance["commit"] or "unknown")[:7],
         machine=f"{machine['cores']} cores, {machine.get('cpu_capability') or machine['platform']}",
-        seeds=tuple(results["seeds"]),
-        comparisons=len(results["comparisons"]) + len(results["together"]),
+        seeds=tuple(results.seeds),
+        comparisons=len(results.comparisons) + len(results.together),
         differences=against,
         columns=(
             "arm",
@@ -183,14 +184,17 @@ def of_results(results: Mapping[str, Any], provenance: Mapping[str, Any], comman
             *against,
             *([OOD] if len(others) == 1 else others),
         ),
-        rows=(row("before training", "start", results["arms"][0]), *(row(a, "final", a) for a in results["arms"])),
+        rows=(
+            row("before training", lambda of: of.start, results.arms[0]),
+            *(row(arm, lambda of: of.final, arm) for arm in results.arms),
+        ),
     )
 
 
-def _difference(comparison: Mapping[str, Any] | None) -> Cell:
-    if comparison is None or comparison["low"] is None:  # one seed has no interval
-        return None if comparison is None else float(comparison["mean"])
-    return comparison["mean"], (comparison["low"], comparison["high"]), comparison["p_adjusted"]
+def _difference(comparison: Comparison | None) -> Cell:
+    if comparison is None or comparison.low is None or comparison.high is None:  # one seed has no interval
+        return None if comparison is None else comparison.mean
+    return comparison.mean, (comparison.low, comparison.high), comparison.p_adjusted
 
 
 def written(table: Summary) -> str:

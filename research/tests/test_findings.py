@@ -98,13 +98,13 @@ def test_an_experiment_becomes_a_table(tmp_path: Path) -> None:
     assert main(["add", str(tmp_path / "runs"), "mine"], tmp_path) == 0
     made = read("mine", tmp_path)
     assert written(made) == (tmp_path / "data" / "mine.json").read_text(encoding="utf-8")
-    assert made.comparisons == len(results["comparisons"]) + len(results["together"])
+    assert made.comparisons == len(results.comparisons) + len(results.together)
     arms = {row[0]: dict(zip(made.columns, row, strict=True)) for row in made.rows}
-    assert list(arms) == ["before training", *results["arms"]]
-    assert arms["F-TIS"]["small"] == pytest.approx(results["accuracy"]["validation"]["F-TIS"]["small"]["final"]["mean"])
-    for c in results["together"]:
-        if c["split"] == "validation":
-            cell: Any = arms[c["arm"]][f"against {c['baseline']}"]
-            assert cell[0] == pytest.approx(c["mean"], abs=5e-5)
-            assert is_shown(cell, made) == (c["label"] != "no difference shown")
+    assert list(arms) == ["before training", *results.arms]
+    assert arms["F-TIS"]["small"] == pytest.approx(results.accuracy["validation"]["F-TIS"]["small"].final.mean)
+    for c in results.together:
+        if c.split == "validation":
+            cell: Any = arms[c.arm][f"against {c.baseline}"]
+            assert cell[0] == pytest.approx(c.mean, abs=5e-5)
+            assert is_shown(cell, made) == (c.label != "no difference shown")
     assert json.loads(written(made))["seeds"] == [0, 1, 2, 3, 4]

@@ -162,7 +162,7 @@ def test_peers_of_one_rate_are_a_row_and_a_named_peer_has_its_own(tmp_path: Path
         assert shown in out.getvalue()
     assert advice(found)[0].startswith("an arm's rates were multiplied together")
     results = compare(tmp_path / "all")  # it comes without verdicts: rates are chosen, not compared
-    assert (results["comparisons"], results["together"]) == ([], [])
+    assert (results.comparisons, results.together) == ([], [])
 
     (one,) = read(tmp_path / "one", (0.5, 1.0), ("adapter",))
     assert (one.peers, one.rate, one.whole, one.together) == (("adapter",), 4e-3, False, False)

@@ -153,7 +153,7 @@ def test_each_seed_says_how_much_sampling_a_swarm_is_worth(tmp_path: Path) -> No
     result = scaling(read_study(directory))
     assert result is not None
     pairs = result["series"][0]["sizes"][1]
-    assert pairs["times_per_seed"] == {"0": pytest.approx(2 ** (1 / 3)), "1": pytest.approx(2.0), "2": 1.0}
+    assert pairs["times_per_seed"] == {0: pytest.approx(2 ** (1 / 3)), 1: pytest.approx(2.0), 2: 1.0}
 
 
 def test_a_swarm_is_compared_with_a_peer_alone_that_trains_on_as_much(tmp_path: Path) -> None:

@@ -358,11 +358,12 @@ def experiment(
 
 def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool) -> None:
     """Train the arms under every seed; print and write their comparison."""
-    from ftis.comparison.results import read_results
+    from ftis.comparison.results import compared
     from ftis.recipe.arms import experiment_directory, keep_arms
     from ftis.records.plan import experiment_before
     from ftis.records.reading import read_study
     from ftis.view import tables
+    from ftis.view.arm import troubles
 
     before = experiment_before(experiment_directory(recipe))
     if only and before:
@@ -374,10 +375,10 @@ def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_r
     directory = carry_out(kept, seeds, jobs, dry_run)
     if directory is None:
         return
-    report = report_on(directory)  # the report writes results.json too
-    tables.print_comparison(read_results(directory), console)
+    report, study = report_on(directory), read_study(directory)
+    tables.print_comparison(compared(study, troubles(study)), console)
     console.print(f"report: {report}")
-    fail_if_alone(read_study(directory).runs.values())
+    fail_if_alone(study.runs.values())
 
 
 def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | None:

@@ -7,18 +7,18 @@ comparisons of the report. A report compares each peer and the mean over peers, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ftis.comparison import stats
-from ftis.comparison.budgets import matched, spent
+from ftis.comparison.budgets import Matched, matched, spent
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
+from ftis.comparison.values import Accuracy, Amount, Comparison, CurvePoint, StudyResults, Value
 from ftis.recipe.arms import Arm
-from ftis.records.files import read_json, write_json
+from ftis.records.files import write_json
 from ftis.records.plan import RESULTS
 from ftis.records.reading import VALIDATION, Study, final_accuracy, read_study
 
@@ -34,32 +34,8 @@ MEASURED_BY: Any = {
 """The keys that decide an untrained model's accuracy."""
 
 
-def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str, Any]:
+def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> StudyResults:
     """Compare the arms of an experiment (or of a single run) with each baseline; also written as ``results.json``.
-
-    Accuracies are shares in 0 … 1; intervals are Student's t over seeds at 95 %; null stands for an unknown, such as
-    the interval of one seed.
-
-    ==================  ===================================================================================
-    seeds, left_out     the complete seeds, and why each other one is left out
-    not_run             arms of the recipe that were not started
-    elsewhere           peers of a joined run whose records are on their own machines
-    curves              by split, arm and peer: per evaluated step the mean over seeds, interval, values, and what
-                        the peer had spent itself by then: ``tokens`` sampled and ``seconds`` worked, each with mean
-                        and value per seed, or null
-    curves_of_mean      the same by split and arm, of the mean over peers
-    accuracy_is         the measure: pass@1, or a mean reward
-    accuracy            by split, arm and peer: ``start`` and ``final`` (the mean of the last evaluations),
-                        each with mean, interval and value per seed
-    accuracy_of_mean    by split and arm: ``final`` of the mean over peers, if there are several
-    comparisons         per split, baseline, peer and arm that is no baseline: the ``equal`` budget in words; ``mean``
-                        of differences by seed with interval, p of the t-test (``p_value``), ``p_adjusted`` by Holm's
-                        method over ``comparisons`` and ``together``, and the verdict (``label``)
-    together            the same of the mean over peers
-    budget              by arm and peer: means over seeds of totals; ``seconds`` are the peer's own work
-    matched             per baseline and arms: the ``equal`` budget, and a sentence about both budgets
-    notes               cautions
-    ==================  ===================================================================================
 
     Args:
         records: a directory, or the records read from one.
@@ -69,27 +45,13 @@ def compare(records: str | Path | Study, notes: Sequence[str] = ()) -> dict[str,
         RecordsError: neither an experiment nor a run is there, nothing was recorded yet, or a file is damaged.
     """
     study = records if isinstance(records, Study) else read_study(Path(records))
-    results = compared(study)
-    results["notes"] += notes
-    write_json(study.directory / RESULTS, results)
+    results = compared(study, notes)
+    write_json(study.directory / RESULTS, results.as_json())
     return results
 
 
-def read_results(directory: Path) -> dict[str, Any]:
-    """The results that :func:`compare` wrote.
-
-    Raises:
-        RecordsError: the file is absent or damaged.
-    """
-    return read_json(directory / RESULTS)
-
-
-def compared(study: Study) -> dict[str, Any]:
+def compared(study: Study, more_notes: Sequence[str] = ()) -> StudyResults:
     """The results of :func:`compare`, not written to a file."""
-
-    def of_means(split: str, arm: str) -> dict[str, Any]:
-        return over_seeds(dict(zip(map(str, study.seeds), mean_finals(study, split, arm), strict=True)))
-
     recipe, baselines = study.recipe, study.baselines
     equal = matched(study.arms, baselines)
     notes = [
@@ -104,38 +66,41 @@ def compared(study: Study) -> dict[str, Any]:
             "accuracies are the mean reward of greedy completions"
         )
     notes += _other_measures(study.arms)
-    comparisons, together = _comparisons(study, equal)
-    of_peers = _by_split_arm_peer(study, _curve)
-    results: dict[str, Any] = {
-        "name": recipe.name,
-        "accuracy_is": measure,
-        "title": recipe.experiment.title or recipe.name,
-        "question": recipe.experiment.question,
-        "baselines": list(baselines),
-        "arms": [arm.name for arm in study.arms],
-        "peers": list(study.peer_names),
-        "elsewhere": list(study.elsewhere),
-        "splits": list(study.splits),
-        "seeds": list(study.seeds),
-        "left_out": {str(seed): why for seed, why in study.left_out.items()},
-        "not_run": list(study.not_run),
-        "curves": of_peers,
-        "curves_of_mean": {
+    comparisons = _comparisons(study, equal)
+    arms, peers = [arm.name for arm in study.arms], study.peer_names
+    curves = {s: {arm: {peer: _curve(study, s, arm, peer) for peer in peers} for arm in arms} for s in study.splits}
+    return StudyResults(
+        name=recipe.name,
+        accuracy_is=measure,
+        title=recipe.experiment.title or recipe.name,
+        question=recipe.experiment.question,
+        baselines=baselines,
+        arms=arms,
+        peers=peers,
+        elsewhere=study.elsewhere,
+        splits=study.splits,
+        seeds=study.seeds,
+        left_out=study.left_out,
+        not_run=study.not_run,
+        curves=curves,
+        curves_of_mean={
             split: {arm: _mean_curve(list(by_peer.values())) for arm, by_peer in by_arm.items()}
-            for split, by_arm in of_peers.items()
+            for split, by_arm in curves.items()
         },
-        "accuracy": _by_split_arm_peer(study, _accuracy) if study.seeds else {},
-        "accuracy_of_mean": {
-            split: {arm.name: {"final": of_means(split, arm.name)} for arm in complete}
-            for split in (study.splits if complete and len(study.peer_names) > 1 else ())
+        accuracy={
+            split: {arm: {peer: _accuracy(study, split, arm, peer) for peer in peers} for arm in arms}
+            for split in (study.splits if study.seeds else ())
         },
-        "comparisons": comparisons,
-        "together": together,
-        "budget": {arm.name: {peer: spent(study, arm, peer) for peer in study.peer_names} for arm in complete},
-        "matched": equal,
-        "notes": notes,
-    }
-    return dict(without_nan(results))
+        accuracy_of_mean={
+            split: {arm.name: over_seeds(finals(study, split, arm.name)) for arm in complete}
+            for split in (study.splits if complete and len(peers) > 1 else ())
+        },
+        comparisons=[c for c in comparisons if c.peer is not None],
+        together=[c for c in comparisons if c.peer is None],
+        budget={arm.name: {peer: spent(study, arm, peer) for peer in peers} for arm in complete},
+        matched=equal,
+        notes=[*notes, *more_notes],
+    )
 
 
 def _other_measures(arms: Sequence[Arm]) -> list[str]:
@@ -170,124 +135,105 @@ def _unequal_starts(study: Study, seed: int) -> list[str]:
     return notes
 
 
-def _by_split_arm_peer(study: Study, value_of: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {split: {arm.name: {} for arm in study.arms} for split in study.splits}
-    for split, arm, peer in product(study.splits, study.arms, study.peer_names):
-        found[split][arm.name][peer] = value_of(study, split, arm.name, peer)
-    return found
-
-
-def _curve(study: Study, split: str, arm: str, peer: str) -> list[dict[str, Any]]:
-    runs = {str(seed): study.peer(seed, arm, peer) for seed in study.seeds_shown}
-    at_step: dict[int, dict[str, float]] = {}
+def _curve(study: Study, split: str, arm: str, peer: str) -> list[CurvePoint]:
+    runs = {seed: study.peer(seed, arm, peer) for seed in study.seeds_shown}
+    at_step: dict[int, dict[int, float]] = {}
     for seed, run in runs.items():
         for row in run.on(split):
             at_step.setdefault(row.step, {})[seed] = row.accuracy
     return [
-        {
-            "step": step,
-            **over_seeds(values),
-            "tokens": _mean_of({seed: runs[seed].spent_by(step)[0] for seed in values}),
-            "seconds": _mean_of({seed: runs[seed].spent_by(step)[1] for seed in values}),
-        }
+        CurvePoint(
+            step,
+            **vars(over_seeds(values)),
+            tokens=_mean_of({seed: runs[seed].spent_by(step)[0] for seed in values}),
+            seconds=_mean_of({seed: runs[seed].spent_by(step)[1] for seed in values}),
+        )
         for step, values in sorted(at_step.items())
     ]
 
 
-def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _mean_curve(curves: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:
     """The mean over peers, at the steps and seeds at which all were evaluated."""
     points = []
-    for step in sorted(set.intersection(*({point["step"] for point in curve} for curve in curves))):
-        at_step = [next(point for point in curve if point["step"] == step) for curve in curves]
-        seeds = [seed for seed in at_step[0]["per_seed"] if all(seed in point["per_seed"] for point in at_step)]
-
-        def means(values: Sequence[Mapping[str, Any]], seeds: Sequence[str] = seeds) -> dict[str, float]:
-            return {seed: fmean(point["per_seed"][seed] for point in values) for seed in seeds}
-
+    for step in sorted(set.intersection(*({point.step for point in curve} for curve in curves))):
+        at_step = [next(point for point in curve if point.step == step) for curve in curves]
+        seeds = [seed for seed in at_step[0].per_seed if all(seed in point.per_seed for point in at_step)]
         if seeds:
-            found = {"step": step, **over_seeds(means(at_step))}
-            for key in ("tokens", "seconds"):
-                spent = [point[key] for point in at_step]
-                found[key] = _mean_of(means(spent)) if all(spent) else None
-            points.append(found)
+            accuracy = over_seeds(_over_peers(at_step, seeds))
+            tokens, seconds = (
+                _mean_of(_over_peers(amounts, seeds)) if all(amounts) else None
+                for amounts in ([point.tokens for point in at_step], [point.seconds for point in at_step])
+            )
+            points.append(CurvePoint(step, **vars(accuracy), tokens=tokens, seconds=seconds))
     return points
 
 
-def _mean_of(per_seed: Mapping[str, float | None]) -> dict[str, Any] | None:
+def _over_peers(of_peers: Sequence[CurvePoint | Amount | None], seeds: Sequence[int]) -> dict[int, float]:
+    """By seed the mean over peers."""
+    return {seed: fmean(one.per_seed[seed] for one in of_peers if one) for seed in seeds}
+
+
+def _mean_of(per_seed: Mapping[int, float | None]) -> Amount | None:
     """The mean and the value of each seed; None if a seed lacks one."""
     known = {seed: value for seed, value in per_seed.items() if value is not None}
-    return {"mean": fmean(known.values()), "per_seed": known} if len(known) == len(per_seed) else None
+    return Amount(fmean(known.values()), known) if len(known) == len(per_seed) else None
 
 
-def _accuracy(study: Study, split: str, arm: str, peer: str) -> dict[str, Any]:
-    rows = {str(seed): study.peer(seed, arm, peer).on(split) for seed in study.seeds}
-    return {
-        "problems": max(of_seed[-1].problems for of_seed in rows.values()),
-        "start": over_seeds({seed: of_seed[0].accuracy for seed, of_seed in rows.items()}),
-        "final": over_seeds({seed: final_accuracy(of_seed) for seed, of_seed in rows.items()}),
-    }
+def _accuracy(study: Study, split: str, arm: str, peer: str) -> Accuracy:
+    rows = {seed: study.peer(seed, arm, peer).on(split) for seed in study.seeds}
+    return Accuracy(
+        problems=max(of_seed[-1].problems for of_seed in rows.values()),
+        start=over_seeds({seed: of_seed[0].accuracy for seed, of_seed in rows.items()}),
+        final=over_seeds(finals(study, split, arm, peer)),
+    )
 
 
-def over_seeds(per_seed: dict[str, float]) -> dict[str, Any]:
+def over_seeds(per_seed: Mapping[int, float]) -> Value:
     """A value for each seed, with their mean and its interval."""
-    interval = stats.mean_interval(list(per_seed.values()))
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "per_seed": per_seed}
+    return Value(**without_nan(vars(stats.mean_interval(list(per_seed.values())))), per_seed=per_seed)
 
 
-def _comparisons(study: Study, equal: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _comparisons(study: Study, equal: Sequence[Matched]) -> list[Comparison]:
     """Every arm that is no baseline against each baseline, of each peer and of their mean; all are one family."""
-    if not study.seeds:
-        return [], []
+    peers: list[str | None] = [*study.peer_names]
+    if len(peers) > 1 and not study.elsewhere:
+        peers.append(None)
     planned = [
-        {"split": split, "arm": arm, "baseline": plan["baseline"], "equal": plan["equal"]}
-        for split in study.splits
-        for plan in equal
-        for arm in plan["arms"]
+        (split, arm, plan.baseline, plan.equal, peer)
+        for split, plan in product(study.splits if study.seeds else (), equal)
+        for arm, peer in product(plan.arms, peers)
     ]
-    of_peers = [{**c, "peer": peer} for c in planned for peer in study.peer_names]
-    of_means = planned if len(study.peer_names) > 1 and not study.elsewhere else []
-
-    def values(c: Mapping[str, Any], arm: str) -> Sequence[float]:
-        return finals(study, c["split"], arm, c["peer"]) if "peer" in c else mean_finals(study, c["split"], arm)
-
-    tested = differences_of(study, [*of_peers, *of_means], values)
-    return tested[: len(of_peers)], tested[len(of_peers) :]
+    pairs = []
+    for split, arm, baseline, _, peer in planned:
+        of = () if peer is None else (peer,)
+        pairs.append((finals(study, split, arm, *of), finals(study, split, baseline, *of)))
+    return [Comparison(*one, **found) for one, found in zip(planned, differences(pairs), strict=True)]
 
 
-def differences_of(
-    study: Study, compared: Sequence[Mapping[str, Any]], values_of: Callable[[Mapping[str, Any], str], Sequence[float]]
-) -> list[dict[str, Any]]:
-    """Each comparison with the difference of its ``arm`` from its ``baseline`` and a verdict, as one family.
+def differences(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[dict[str, Any]]:
+    """The fields of a :class:`Comparison` from ``mean`` on, for each arm and baseline, as one family.
 
     Args:
-        values_of: (comparison, arm) → the arm's values there, seed by seed.
+        pairs: an arm's values by seed, and a baseline's.
     """
-    found, differences = [], []
-    for c in compared:
-        treatment, control = values_of(c, c["arm"]), values_of(c, c["baseline"])
-        differences.append(stats.paired_difference(treatment, control))
-        per_seed = {str(seed): t - b for seed, t, b in zip(study.seeds, treatment, control, strict=True)}
-        found.append({**c, **asdict(differences[-1]), "per_seed": per_seed})
-    for c, difference, p in zip(found, differences, stats.holm([d.p_value for d in differences]), strict=True):
-        c |= {"p_adjusted": p, "label": stats.verdict(difference, p)}
-    return found
+    found = [
+        (stats.paired_difference(list(arm.values()), list(baseline.values())), {s: arm[s] - baseline[s] for s in arm})
+        for arm, baseline in pairs
+    ]
+    adjusted = stats.holm([difference.p_value for difference, _ in found])
+    return [
+        without_nan(vars(difference)) | {"per_seed": per_seed, "p_adjusted": p, "label": stats.verdict(difference, p)}
+        for (difference, per_seed), p in zip(found, adjusted, strict=True)
+    ]
 
 
-def finals(study: Study, split: str, arm: str, peer: str) -> list[float]:
-    """A peer's final accuracies, seed by seed."""
-    return [final_accuracy(study.peer(seed, arm, peer).on(split)) for seed in study.seeds]
+def finals(study: Study, split: str, arm: str, *peers: str) -> dict[int, float]:
+    """By seed the final accuracy, the mean over these peers, by default over all."""
+    names = peers or study.peer_names
+    each = {seed: [study.peer(seed, arm, peer).on(split) for peer in names] for seed in study.seeds}
+    return {seed: fmean(map(final_accuracy, of_peers)) for seed, of_peers in each.items()}
 
 
-def mean_finals(study: Study, split: str, arm: str) -> list[float]:
-    """The mean over peers of their final accuracies, seed by seed."""
-    of_peers = [finals(study, split, arm, peer) for peer in study.peer_names]
-    return list(map(fmean, zip(*of_peers, strict=True)))
-
-
-def without_nan(value: Any) -> Any:
-    """``value`` with None for nan, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+def without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with None for nan, which JSON does not know."""
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}

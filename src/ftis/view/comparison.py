@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from ftis.check.quantities import counted
-from ftis.comparison.budgets import mean_spent
+from ftis.comparison.budgets import Spent, mean_spent
+from ftis.comparison.values import Comparison, StudyResults
 from ftis.config import PeerConfig
 from ftis.records.reading import LAST_EVALUATIONS, VALIDATION, Study
 from ftis.view import figures
@@ -17,35 +17,35 @@ from ftis.view.formatting import amount, number, p_text, seconds_text
 from ftis.view.sections import MOST_UNFOLDED, ArmLabel, Cell, ChartRow, Row, RowGroup, Section, Table, with_interval
 
 
-def headlines(results: Mapping[str, Any]) -> list[str]:
+def headlines(results: StudyResults) -> list[str]:
     """A sentence per baseline on the comparisons with it on validation, or one on why nothing is compared."""
-    baselines = results["baselines"]
-    if not results["seeds"]:
-        unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results["left_out"].items())
+    baselines = results.baselines
+    if not results.seeds:
+        unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results.left_out.items())
         return [f"Nothing can be compared yet: no seed is finished ({unfinished})."]
-    if results["elsewhere"]:
+    if results.elsewhere:
         return [
-            f"Nothing is compared: these are the records of {', '.join(results['peers'])} alone, from a run that "
-            f"{', '.join(results['elsewhere'])} joined too. A comparison needs the records of all peers."
+            f"Nothing is compared: these are the records of {', '.join(results.peers)} alone, from a run that "
+            f"{', '.join(results.elsewhere)} joined too. A comparison needs the records of all peers."
         ]
     if not baselines:
         return ['Nothing is compared: no baseline was run (experiment.baselines names them, by default ["alone"]).']
-    if not results["comparisons"]:
+    if not results.comparisons:
         be = "is the only arm" if len(baselines) == 1 else "are the only arms"
         return [f"Nothing is compared: {' and '.join(baselines)} {be}."]
     return [_headline(results, baseline) for baseline in baselines]
 
 
-def _headline(results: Mapping[str, Any], baseline: str) -> str:
+def _headline(results: StudyResults, baseline: str) -> str:
     peers, means = (
-        [c for c in results[key] if c["split"] == VALIDATION and c["baseline"] == baseline]
-        for key in ("comparisons", "together")
+        [c for c in compared if c.split == VALIDATION and c.baseline == baseline]
+        for compared in (results.comparisons, results.together)
     )
-    budgets, n = {c["equal"] for c in peers}, len(results["seeds"])
+    budgets, n = {c.equal for c in peers}, len(results.seeds)
     equally = f" ({budgets.pop()})" if len(budgets) == 1 else ""
-    who = f", mean over {len(results['peers'])} peers" if means else ""
+    who = f", mean over {len(results.peers)} peers" if means else ""
     if n == 1:
-        differences = ", ".join(f"{c['arm']} {number(c['mean'], '+')}" for c in means or peers)
+        differences = ", ".join(f"{c.arm} {number(c.mean, '+')}" for c in means or peers)
         return (
             f"Against {baseline} on validation{equally}{who}: {differences}. One seed cannot tell a gain from luck; "
             f"--seeds trains several."
@@ -56,8 +56,8 @@ def _headline(results: Mapping[str, Any], baseline: str) -> str:
     return f"The mean over peers against {against}{_by_label(means)}. Peer by peer: {_by_label(peers)}."
 
 
-def _by_label(compared: Sequence[Mapping[str, Any]]) -> str:
-    labels = [c["label"] for c in compared]
+def _by_label(compared: Sequence[Comparison]) -> str:
+    labels = [c.label for c in compared]
     counts = [f"{labels.count(label)} {label}" for label in ("better", "worse")]
     return f"{', '.join(counts)}, {labels.count('no difference shown')} with no difference shown"
 
@@ -100,10 +100,10 @@ class Curves:
     splits: Sequence[SplitCurves]
 
 
-def verdict(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Verdict:
-    family = len(results["comparisons"]) + len(results["together"])
+def verdict(study: Study, results: StudyResults, styles: Mapping[str, Style]) -> Verdict:
+    family = len(results.comparisons) + len(results.together)
     comparisons = counted(family, "comparison") if family else ""
-    baselines, cautions = ", ".join(results["baselines"]), _cautions(study, results)
+    baselines, cautions = ", ".join(results.baselines), _cautions(study, results)
     return Verdict(baselines, comparisons, LAST_EVALUATIONS, cautions, accuracy(results, styles))
 
 
@@ -113,27 +113,27 @@ def model_in_words(peer: PeerConfig) -> str:
     return f"{peer.model}, {how}"
 
 
-def _cautions(study: Study, results: Mapping[str, Any]) -> list[str]:
-    cautions = [f"Seed {seed} is left out: {why}." for seed, why in results["left_out"].items()]
-    cautions += [f"Arm {arm} was not run." for arm in results["not_run"]]
-    if results["elsewhere"]:
+def _cautions(study: Study, results: StudyResults) -> list[str]:
+    cautions = [f"Seed {seed} is left out: {why}." for seed, why in results.left_out.items()]
+    cautions += [f"Arm {arm} was not run." for arm in results.not_run]
+    if results.elsewhere:
         cautions.append(
-            f"This peer learned together with {', '.join(results['elsewhere'])}, whose records are on other machines: "
+            f"This peer learned together with {', '.join(results.elsewhere)}, whose records are on other machines: "
             f"the page shows what this peer measured."
         )
     else:
         wanted = study.recipe.experiment.baselines
-        missing = [baseline for baseline in wanted if baseline not in results["baselines"]]
-        consequence = "is not compared with" if results["baselines"] else "is not among the arms: nothing is compared"
+        missing = [baseline for baseline in wanted if baseline not in results.baselines]
+        consequence = "is not compared with" if results.baselines else "is not among the arms: nothing is compared"
         cautions += [f"The baseline {baseline} {consequence}." for baseline in missing]
-    cautions += [matched["text"] for matched in results["matched"]]
-    cautions += [note[0].upper() + note[1:] + "." for note in results["notes"]]
+    cautions += [matched.text for matched in results.matched]
+    cautions += [note[0].upper() + note[1:] + "." for note in results.notes]
     return cautions
 
 
-def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Curves:
+def curves(study: Study, results: StudyResults, styles: Mapping[str, Style]) -> Curves:
     n = len(study.seeds_shown)
-    measure = results["accuracy_is"]
+    measure = results.accuracy_is
     intro = f"{measure[0].upper()}{measure[1:]}, on held-out problems; on validation over rounds, over the tokens that "
     intro += "the peer sampled itself, and over the seconds that it worked itself, waiting for the others left out. "
     if n == 1:
@@ -146,19 +146,19 @@ def curves(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]
         intro += f"Bold: mean over {n} seeds; band: its 95% interval (Student’s t); thin: each seed."
     if not study.seeds:
         intro += " Unfinished seeds, as far as they are."
-    return Curves(intro, [_split_curves(results, split, styles) for split in results["splits"]])
+    return Curves(intro, [_split_curves(results, split, styles) for split in results.splits])
 
 
-def _split_curves(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> SplitCurves:
+def _split_curves(results: StudyResults, split: str, styles: Mapping[str, Style]) -> SplitCurves:
     """The curves of one split: validation over rounds, tokens and seconds; other splits over rounds.
 
     On validation each peer has a line of panels. If means over peers are compared, or if there are many peers, the mean
     comes first.
     """
     overs = (figures.ROUNDS, figures.TOKENS, figures.SECONDS) if split == VALIDATION else (figures.ROUNDS,)
-    peers = len(results["peers"])
+    peers = len(results.peers)
     mean, folded = None, peers > MOST_UNFOLDED
-    if folded or results["together"]:
+    if folded or results.together:
         mean = ChartRow.of(figures.learning_curves(results, split, styles, overs, of_mean=True), len(overs))
     of_peers = figures.learning_curves(results, split, styles, overs)
     panels = ChartRow.of(of_peers, len(overs) if len(overs) > 1 else peers)
@@ -169,24 +169,24 @@ SHOWN = ("better", "worse")
 """The verdicts with which a difference counts as shown."""
 
 
-SPENT: Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+SPENT: Mapping[str, Mapping[str, Callable[[Spent], str]]] = {
     "Rollouts per round, tokens over all rounds": {
-        "Rounds": lambda spent: amount(spent["rounds"]),
-        "Trained on": lambda spent: amount(spent["rollouts_trained"], spent["rounds"]),
-        "Generated": lambda spent: amount(spent["rollouts_generated"], spent["rounds"]),
-        "Tokens generated": lambda spent: amount(spent["tokens_generated"]),
+        "Rounds": lambda spent: amount(spent.rounds),
+        "Trained on": lambda spent: amount(spent.rollouts_trained, spent.rounds),
+        "Generated": lambda spent: amount(spent.rollouts_generated, spent.rounds),
+        "Tokens generated": lambda spent: amount(spent.tokens_generated),
     },
     "Seconds and bytes over all rounds": {
-        "Sampling": lambda spent: seconds_text(spent["seconds_sampling"]),
-        "Exchange": lambda spent: seconds_text(spent["seconds_exchange"]),
-        "Training": lambda spent: seconds_text(spent["seconds_training"]),
-        "Own seconds": lambda spent: seconds_text(spent["seconds"]),
-        "Waited": lambda spent: seconds_text(spent["seconds_waited"]),
-        "MB sent": lambda spent: f"{spent['bytes_sent'] / 1e6:.2f}",
-        "MB received": lambda spent: f"{spent['bytes_received'] / 1e6:.2f}",
+        "Sampling": lambda spent: seconds_text(spent.seconds_sampling),
+        "Exchange": lambda spent: seconds_text(spent.seconds_exchange),
+        "Training": lambda spent: seconds_text(spent.seconds_training),
+        "Own seconds": lambda spent: seconds_text(spent.seconds),
+        "Waited": lambda spent: seconds_text(spent.seconds_waited),
+        "MB sent": lambda spent: f"{spent.bytes_sent / 1e6:.2f}",
+        "MB received": lambda spent: f"{spent.bytes_received / 1e6:.2f}",
     },
 }
-"""Two tables of a peer's cost: for each column, the text of its :func:`ftis.comparison.budgets.spent`."""
+"""Two tables of a peer's cost: for each column, its text."""
 
 
 @dataclass(frozen=True)
@@ -203,88 +203,88 @@ class Cost:
     seconds: Table
 
 
-def accuracy(results: Mapping[str, Any], styles: Mapping[str, Style]) -> list[SplitAccuracy]:
+def accuracy(results: StudyResults, styles: Mapping[str, Style]) -> list[SplitAccuracy]:
     """The tables of accuracy, by split; none while no seed is finished."""
     splits = []
-    for s in results["splits"] if results["seeds"] else ():
+    for s in results.splits if results.seeds else ():
         means = _means_table(results, s, styles)
-        folded = means is not None and len(results["peers"]) > MOST_UNFOLDED
+        folded = means is not None and len(results.peers) > MOST_UNFOLDED
         splits.append(SplitAccuracy(_heading(s), means, _accuracy_table(results, s, styles), folded))
     return splits
 
 
-def _means_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table | None:
+def _means_table(results: StudyResults, split: str, styles: Mapping[str, Style]) -> Table | None:
     """A row per arm: the mean over peers, and its distance from each baseline."""
-    compared = {(c["arm"], c["baseline"]): c for c in results["together"] if c["split"] == split}
+    compared = {(c.arm, c.baseline): c for c in results.together if c.split == split}
     if not compared:
         return None
-    peers, baselines = results["peers"], results["baselines"]
+    peers, baselines = results.peers, results.baselines
     rows: list[Row] = []
-    for arm, measured in results["accuracy"][split].items():
-        start = Cell(number(fmean(measured[peer]["start"]["mean"] for peer in peers)))
-        final = with_interval(results["accuracy_of_mean"][split][arm]["final"])
+    for arm, measured in results.accuracy[split].items():
+        start = Cell(number(fmean(measured[peer].start.mean for peer in peers)))
+        final = with_interval(results.accuracy_of_mean[split][arm])
         differences = [_difference(compared.get((arm, baseline))) for baseline in baselines]
         rows.append([_arm(arm, styles), start, final, *differences])
     head = ["Arm", "Start", "Final", *(f"Against {baseline}" for baseline in baselines)]
     return Table(f"Mean over {len(peers)} peers on {split}", head, [RowGroup(None, rows)])
 
 
-def _difference(comparison: Mapping[str, Any] | None) -> Cell:
+def _difference(comparison: Comparison | None) -> Cell:
     if comparison is None:
         return Cell()
-    return with_interval(comparison, "+", strong=comparison["label"] in SHOWN)
+    return with_interval(comparison, "+", strong=comparison.label in SHOWN)
 
 
-def _accuracy_table(results: Mapping[str, Any], split: str, styles: Mapping[str, Style]) -> Table:
+def _accuracy_table(results: StudyResults, split: str, styles: Mapping[str, Style]) -> Table:
     """A row per arm and baseline; an arm's own accuracy stands in the first of its rows."""
     head = ["Arm", "Start", "Final"]
-    if results["comparisons"]:
+    if results.comparisons:
         head += ["Against", "Difference", "p", "p, Holm", "Verdict"]
     groups = []
-    for peer in results["peers"]:
+    for peer in results.peers:
         rows: list[Row] = []
-        for arm in results["arms"]:
-            measured = results["accuracy"][split][arm][peer]
-            own = [Cell(number(measured["start"]["mean"])), with_interval(measured["final"])]
-            compared = [c for c in results["comparisons"] if (c["split"], c["peer"], c["arm"]) == (split, peer, arm)]
+        for arm in results.arms:
+            measured = results.accuracy[split][arm][peer]
+            own = [Cell(number(measured.start.mean)), with_interval(measured.final)]
+            compared = [c for c in results.comparisons if (c.split, c.peer, c.arm) == (split, peer, arm)]
             for c in compared:
-                rows.append([_arm(arm, styles), *own, _arm(c["baseline"], styles), *_test_cells(c)])
+                rows.append([_arm(arm, styles), *own, _arm(c.baseline, styles), *_test_cells(c)])
                 own = [Cell(), Cell()]
             if not compared:
                 rows.append([_arm(arm, styles), *own, *[Cell()] * (len(head) - 3)])
         groups.append(RowGroup(peer, rows))
-    problems = max(entry["problems"] for by_peer in results["accuracy"][split].values() for entry in by_peer.values())
-    seeds = counted(len(results["seeds"]), "seed")
-    return Table(f"{split}: {results['accuracy_is']}, {seeds}, {problems} problems", head, groups)
+    problems = max(entry.problems for by_peer in results.accuracy[split].values() for entry in by_peer.values())
+    seeds = counted(len(results.seeds), "seed")
+    return Table(f"{split}: {results.accuracy_is}, {seeds}, {problems} problems", head, groups)
 
 
-def _test_cells(comparison: Mapping[str, Any]) -> list[Cell]:
-    shown = comparison["label"] in SHOWN
+def _test_cells(comparison: Comparison) -> list[Cell]:
+    shown = comparison.label in SHOWN
     return [
         _difference(comparison),
-        Cell(p_text(comparison["p_value"])),
-        Cell(p_text(comparison["p_adjusted"]), strong=shown),
-        Cell(comparison["label"] if shown else "not shown", strong=shown),
+        Cell(p_text(comparison.p_value)),
+        Cell(p_text(comparison.p_adjusted), strong=shown),
+        Cell(comparison.label if shown else "not shown", strong=shown),
     ]
 
 
-def cost(study: Study, results: Mapping[str, Any], styles: Mapping[str, Style]) -> Cost | None:
+def cost(study: Study, results: StudyResults, styles: Mapping[str, Style]) -> Cost | None:
     """The section of budgets and cost; None while no seed is finished."""
-    if not results["seeds"]:
+    if not results.seeds:
         return None
-    budget, arms, peers = results["budget"], results["arms"], results["peers"]
-    of_peers = {peer: {arm: budget[arm][peer] for arm in arms} for peer in peers}
+    budget, arms, peers = results.budget, results.arms, results.peers
+    of_peers: dict[str | None, dict[str, Spent]] = {peer: {arm: budget[arm][peer] for arm in arms} for peer in peers}
     rollouts, seconds = _spent_tables("means over seeds", of_peers, styles)
     means: Sequence[Table] = []
     if len(peers) > MOST_UNFOLDED:
-        of_mean: dict[str | None, Any] = {None: {arm: mean_spent(list(budget[arm].values())) for arm in arms}}
-        means = _spent_tables(f"means over seeds and {len(peers)} peers", of_mean, styles)
+        of_mean = {arm: mean_spent(budget[arm].values()) for arm in arms}
+        means = _spent_tables(f"means over seeds and {len(peers)} peers", {None: of_mean}, styles)
     together = any(arm.config.collaborate for arm in study.arms) and study.recipe.swarm_size > 1
     return Cost(together, means, rollouts, seconds)
 
 
 def _spent_tables(
-    means: str, spent: Mapping[str | None, Mapping[str, Mapping[str, Any]]], styles: Mapping[str, Style]
+    means: str, spent: Mapping[str | None, Mapping[str, Spent]], styles: Mapping[str, Style]
 ) -> list[Table]:
     """Two tables, of rollouts, and of seconds and bytes: under each title a row per arm."""
     tables = []
@@ -305,9 +305,9 @@ def _arm(name: str, styles: Mapping[str, Style]) -> Cell:
     return Cell(arm=ArmLabel(name, styles[name].ink))
 
 
-def sections(study: Study, results: Mapping[str, Any]) -> list[Section]:
+def sections(study: Study, results: StudyResults) -> list[Section]:
     """Accuracy with verdicts, curves over arms, budgets and cost; a section without content is left out."""
-    styles = arm_styles(results["arms"], results["baselines"])
+    styles = arm_styles(results.arms, results.baselines)
     found = [
         Section("verdict", "Verdict", verdict(study, results, styles)),
         Section("curves", "Learning curves", curves(study, results, styles)),

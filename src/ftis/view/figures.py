@@ -6,12 +6,13 @@ other on a phone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from ftis.comparison.values import Amount, CurvePoint, StudyResults
 from ftis.metric_keys import K1, K3, RATIO
 from ftis.records.files import write_whole
 from ftis.records.plan import CURVES
@@ -31,27 +32,22 @@ MIN_SEEDS_OF_BAND = 3
 
 @dataclass(frozen=True)
 class XAxis:
-    """The x axis of a learning curve: ``key`` names the values in each point of the curve, "" for rounds."""
+    """The x axis of a learning curve: its name, its label, and the x of a point, None if that is unknown."""
 
-    key: str
+    name: str
     label: str
-
-    def mean(self, point: Mapping[str, Any]) -> float:
-        return float(point[self.key]["mean"] if self.key else point["step"])
-
-    def of_seed(self, point: Mapping[str, Any], seed: str) -> float:
-        return float(point[self.key]["per_seed"][seed] if self.key else point["step"])
+    of: Callable[[CurvePoint], Amount | None]
 
 
-ROUNDS = XAxis("", ROUND)
-TOKENS = XAxis("tokens", "tokens that the peer sampled itself")
-SECONDS = XAxis("seconds", "seconds of its own work")
+ROUNDS = XAxis("rounds", ROUND, lambda point: Amount(point.step, dict.fromkeys(point.per_seed, point.step)))
+TOKENS = XAxis("tokens", "tokens that the peer sampled itself", lambda point: point.tokens)
+SECONDS = XAxis("seconds", "seconds of its own work", lambda point: point.seconds)
 
 
 def learning(
     split: str,
     peer: str,
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    curves: Mapping[str, Sequence[CurvePoint]],
     styles: Mapping[str, Style],
     limits: tuple[float, float],
     over: XAxis,
@@ -62,73 +58,74 @@ def learning(
     Over tokens or seconds, the x of a mean is the mean over seeds of the amount spent by that evaluation. Points with
     an unknown amount are left out.
     """
-    known = {arm: [p for p in points if not over.key or p[over.key]] for arm, points in curves.items()}
+    known = {arm: [(x, p) for p in points if (x := over.of(p))] for arm, points in curves.items()}
     # The untrained model's point alone is drawn only if nothing else was measured.
     drawn = {arm: points for arm, points in known.items() if points and (len(points) > 1 or len(curves[arm]) == 1)}
-    arms = ", ".join(f"{arm} {points[-1]['mean']:.3f}" for arm, points in curves.items() if points)
-    alt = f"{peer}, {split}: {measure} over {over.key or 'rounds'}; at the end {arms}"
+    arms = ", ".join(f"{arm} {points[-1].mean:.3f}" for arm, points in curves.items() if points)
+    alt = f"{peer}, {split}: {measure} over {over.name}; at the end {arms}"
     subtitle = f"{split}, {measure}"
     if not drawn:
         return Chart(short(peer), alt, subtitle=subtitle, empty="nothing was measured")
     ends: list[float] = []
     for points in drawn.values():
-        for point in points:
-            ends += [over.mean(point), *(over.of_seed(point, seed) for seed in point["per_seed"])]
-    plot = Plot((0.0 if over.key else min(ends), max(ends)), limits, over.label)
+        for x, _ in points:
+            ends += [x.mean, *x.per_seed.values()]
+    plot = Plot((min(ends) if over is ROUNDS else 0.0, max(ends)), limits, over.label)
     for arm, points in drawn.items():
-        _draw_arm(plot, arm, points, styles[arm], over)
+        _draw_arm(plot, arm, points, styles[arm])
     return plot.chart(short(peer), alt, subtitle)
 
 
 def learning_curves(
-    results: Mapping[str, Any],
+    results: StudyResults,
     split: str,
     styles: Mapping[str, Style],
     overs: Sequence[XAxis] = (ROUNDS,),
     of_mean: bool = False,
 ) -> list[Chart]:
     """Learning curves of one split on one scale, of each peer or of the mean over peers, over each of ``overs``."""
-    by_arm, measure = results["curves"][split], results["accuracy_is"]
-    named = {peer: {arm: by_arm[arm][peer] for arm in results["arms"]} for peer in results["peers"]}
+    by_arm, measure = results.curves[split], results.accuracy_is
+    named = {peer: {arm: by_arm[arm][peer] for arm in results.arms} for peer in results.peers}
     if of_mean:
-        named = {MEAN: results["curves_of_mean"][split]}
-    limits = accuracy_limits(points for curves in named.values() for points in curves.values())
+        named = {MEAN: dict(results.curves_of_mean[split])}
+    drawn = (point for curves in named.values() for points in curves.values() for point in points)
+    limits = accuracy_limits([value for point in drawn for value in point.per_seed.values()])
     return [learning(split, peer, one, styles, limits, over, measure) for peer, one in named.items() for over in overs]
 
 
-def _draw_arm(plot: Plot, arm: str, points: Sequence[Mapping[str, Any]], style: Style, over: XAxis) -> None:
-    seeds = list(dict.fromkeys(seed for p in points for seed in p["per_seed"]))
+def _draw_arm(plot: Plot, arm: str, points: Sequence[tuple[Amount, CurvePoint]], style: Style) -> None:
+    seeds = list(dict.fromkeys(seed for _, p in points for seed in p.per_seed))
     if len(seeds) >= MIN_SEEDS_OF_BAND:
-        plot.band([(over.mean(p), p["low"], p["high"]) for p in points if p["low"] is not None], style.ink)
+        with_ends = [(x.mean, p.low, p.high) for x, p in points if p.low is not None and p.high is not None]
+        plot.band(with_ends, style.ink)
     if len(seeds) > 1:
         for seed in seeds:
-            of_seed = [(over.of_seed(p, seed), p["per_seed"][seed]) for p in points if seed in p["per_seed"]]
+            of_seed = [(x.per_seed[seed], p.per_seed[seed]) for x, p in points if seed in p.per_seed]
             plot.line(of_seed, style.ink, width=0.6, opacity=0.45)
-    means = [(over.mean(p), p["mean"]) for p in points]
+    means = [(x.mean, p.mean) for x, p in points]
     plot.line(means, style.ink, arm, width=1.9, dashes=style.dashes, dotted=True)
 
 
-def accuracy_limits(curves: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[float, float]:
+def accuracy_limits(values: Sequence[float]) -> tuple[float, float]:
     """The ends of one axis for all panels of a split, with room around the values; of shares at most 1.02.
 
     Bands do not count: those of few seeds are very wide.
     """
-    values = [value for points in curves for point in points for value in point["per_seed"].values()]
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = max(0.12 * (high - low), 0.02)
     return max(-0.02, low - room) if low >= 0 else low - room, min(1.02, high + room) if high <= 1 else high + room
 
 
-def write_learning_curves(directory: Path, results: Mapping[str, Any]) -> Path:
+def write_learning_curves(directory: Path, results: StudyResults) -> Path:
     """Draw accuracy over rounds as ``learning_curves.svg``: a column per peer, a row per split.
 
     The mean over several peers comes first, on its own line and scale. Beyond :data:`MOST_SIDE_BY_SIDE`, peers stand on
     further lines.
     """
-    styles = arm_styles(results["arms"], results["baselines"])
+    styles = arm_styles(results.arms, results.baselines)
     rows: list[Sequence[Chart]] = []
-    for split in results["splits"]:
-        mean = learning_curves(results, split, styles, of_mean=True) if len(results["peers"]) > 1 else []
+    for split in results.splits:
+        mean = learning_curves(results, split, styles, of_mean=True) if len(results.peers) > 1 else []
         for charts in (mean, learning_curves(results, split, styles)):
             rows += [charts[i : i + MOST_SIDE_BY_SIDE] for i in range(0, len(charts), MOST_SIDE_BY_SIDE)]
     path = directory / CURVES

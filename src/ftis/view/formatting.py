@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
-from typing import Any
 
 
 def number(value: float | None, sign: str = "") -> str:
@@ -13,9 +11,9 @@ def number(value: float | None, sign: str = "") -> str:
     return "–" if value is None else f"{value:{sign}z.3f}"
 
 
-def interval_text(interval: Mapping[str, Any], sign: str, between: str) -> str:
+def interval_text(low: float | None, high: float | None, sign: str, between: str) -> str:
     """The interval's ends."""
-    return f"{number(interval['low'], sign)}{between}{number(interval['high'], sign)}"
+    return f"{number(low, sign)}{between}{number(high, sign)}"
 
 
 def p_text(p: float | None) -> str:

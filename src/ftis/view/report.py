@@ -15,6 +15,7 @@ from typing import Any
 
 from ftis.check.quantities import counted
 from ftis.comparison.results import compare
+from ftis.comparison.values import StudyResults
 from ftis.recipe.arms import Arm
 from ftis.records.files import write_whole
 from ftis.records.plan import REPORT, Provenance
@@ -62,7 +63,7 @@ def write_page(directory: str | Path) -> Path:
     study = read_study(directory)
     results = compare(study, of_arm.troubles(study))
     sections = [
-        *_standing(study, OF_THE_END if results["seeds"] else (*OF_THE_END, "spent")),
+        *_standing(study, OF_THE_END if results.seeds else (*OF_THE_END, "spent")),
         *comparison.sections(study, results),
         Section("exchange", "What the peers took from each other", exchanges(study)),
         Section("completions", "Sample completions", completions(study)),
@@ -72,7 +73,7 @@ def write_page(directory: str | Path) -> Path:
     shown = [section for section in sections if section.view is not None]
     facts, headlines = _facts(study, results), comparison.headlines(results)
     path = directory / REPORT
-    write_whole(path, render(Page(results["title"], facts, results["question"], headlines, shown)))
+    write_whole(path, render(Page(results.title, facts, results.question, headlines, shown)))
     return path
 
 
@@ -94,10 +95,10 @@ def _snapshot(arm: ArmOfRun, anchors: Sequence[str]) -> Snapshot:
     return Snapshot(arm.arm.name, seen.headline, sections[0], sections[1:])
 
 
-def _facts(study: Study, results: Mapping[str, Any]) -> list[str]:
-    n, peers = len(results["seeds"]), len(study.recipe.peers)
+def _facts(study: Study, results: StudyResults) -> list[str]:
+    n, peers = len(results.seeds), len(study.recipe.peers)
     here = f"{', '.join(study.peer_names)}, one of {peers} peers" if study.elsewhere else counted(peers, "peer")
-    return [results["name"], counted(n, "seed"), here, f"arms: {', '.join(results['arms'])}"]
+    return [results.name, counted(n, "seed"), here, f"arms: {', '.join(results.arms)}"]
 
 
 def _what_was_run(study: Study) -> WhatWasRun:

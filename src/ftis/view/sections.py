@@ -9,12 +9,11 @@ own.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from itertools import accumulate
-from typing import Any
 
 import rich.table
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,6 +21,7 @@ from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.text import Text
 
+from ftis.comparison.values import Comparison, Value
 from ftis.view.charts import Chart
 from ftis.view.formatting import interval_text, number, true_minus, visible
 
@@ -102,10 +102,10 @@ class ChartRow:
         return ChartRow(charts, min(columns, MOST_COLUMNS))
 
 
-def with_interval(estimate: Mapping[str, Any], sign: str = "", strong: bool = False) -> Cell:
+def with_interval(estimate: Value | Comparison, sign: str = "", strong: bool = False) -> Cell:
     """A cell with a mean and its interval; without an interval, the mean alone."""
-    ends = "" if estimate["low"] is None else f"[{interval_text(estimate, sign, ', ')}]"
-    return Cell(true_minus(number(estimate["mean"], sign)), true_minus(ends), strong)
+    ends = "" if estimate.low is None else f"[{interval_text(estimate.low, estimate.high, sign, ', ')}]"
+    return Cell(true_minus(number(estimate.mean, sign)), true_minus(ends), strong)
 
 
 ABOVE = 38

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import rich.table
 from rich.console import Console
@@ -16,6 +15,7 @@ from ftis.check.estimate import checkpoints_kept
 from ftis.check.preflight import Sounding, duration
 from ftis.check.quantities import counted, in_bytes, in_time
 from ftis.comparison.summary import PeerSummary, Summary
+from ftis.comparison.values import StudyResults
 from ftis.config import Recipe, cut
 from ftis.prompts import AnswerKind
 from ftis.records.files import checkpoint_path
@@ -71,15 +71,15 @@ def _accuracies(peers: Sequence[PeerSummary]) -> list[str]:
     return list(map(number, (fmean(peer.start for peer in peers), fmean(peer.final for peer in peers), start, final)))
 
 
-def print_comparison(results: Mapping[str, Any], console: Console) -> None:
+def print_comparison(results: StudyResults, console: Console) -> None:
     """Print the comparison: tables with the verdicts for each split, headlines, budgets and notes."""
     width = min(WIDTH, console.width)
-    for split in accuracy(results, arm_styles(results["arms"], results["baselines"])):
+    for split in accuracy(results, arm_styles(results.arms, results.baselines)):
         for table in filter(None, (split.means, split.table)):
             console.print(on_terminal(table, leaves_out=("p", "p, Holm")), width=width, soft_wrap=False)
-    lines = [*headlines(results), *(matched["text"] for matched in results["matched"])]
-    lines += [f"seed {seed} is left out: {why}" for seed, why in results["left_out"].items()]
-    for line in [*lines, *(f"note: {note}" for note in results["notes"])]:
+    lines = [*headlines(results), *(matched.text for matched in results.matched)]
+    lines += [f"seed {seed} is left out: {why}" for seed, why in results.left_out.items()]
+    for line in [*lines, *(f"note: {note}" for note in results.notes)]:
         console.print(Text(line), width=width, soft_wrap=False)
 
 
