@@ -15,12 +15,13 @@ from policies import check_drawn, drawn_rows, rows_of
 from test_lengths import by_prefixes
 from torch import Tensor
 
+from ftis.config import ModelError
 from ftis.engines import agreement
 from ftis.engines.agreement import TRIED_TOKENS, Rows, gaps, plain_logps, require_agreement, sees_padding, trial
 from ftis.engines.builtin import builtin_sampler
 from ftis.engines.generate import generate_sampler
 from ftis.engines.samplers import InPlace, _first_that_agrees, open_sampler
-from ftis.policy import Forward, ModelError, Policy
+from ftis.policy import Forward, Policy
 from ftis.rollouts import Rollout
 from ftis.sampling import Decoding
 

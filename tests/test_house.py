@@ -69,7 +69,7 @@ IMPORT_CALLS = {"importlib.import_module", "import_module", "__import__"}
 OPEN_SOCKETS = {"engines.vllm_server", "swarm.link", "swarm.session", "view.watch"}
 LIGHT = words(
     "seams schedule metric_keys records.events prompts codec admission rewards.scoring recipe.parsing recipe.arms "
-    "recipe.paths records.reading cli view.live"
+    "recipe.paths records.reading cli view.live models.pretrained models.starters"
 )
 LARGEST_CORE = 3900
 

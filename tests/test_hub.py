@@ -12,11 +12,10 @@ import pytest
 from conftest import TinyModelDir, TinyPolicy, assert_one_line
 from tokenizers import Tokenizer
 
-from ftis.config import PeerConfig
+from ftis.config import ModelError, PeerConfig
 from ftis.engines import places
 from ftis.engines.models import generation_defaults, load_config, load_model, require_trainable
 from ftis.engines.tokenizers import SAMPLES, load_tokenizer
-from ftis.policy import ModelError
 
 
 class Session:

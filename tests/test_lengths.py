@@ -17,9 +17,10 @@ from policies import gradients, relative_difference, rows_of
 from transformers import Qwen2Config
 
 import ftis
+from ftis.config import ModelError
 from ftis.engines.lengths import OneLength, named_lengths, switch_of
 from ftis.metric_keys import by_peer
-from ftis.policy import ModelError, Policy, positions_of
+from ftis.policy import Policy, positions_of
 from ftis.recipe.parsing import parse
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Ints, Rollout

@@ -13,7 +13,7 @@ from conftest import TinyPolicy, assert_one_line
 from policies import drawn_rows, weights
 
 from ftis.check.memory import Shape, _weights, checkpoint_bytes
-from ftis.config import PeerConfig, RecipeError
+from ftis.config import ModelError, PeerConfig, RecipeError
 from ftis.engines.builtin import _Rows, builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.head import ChunkedHead
@@ -21,7 +21,7 @@ from ftis.engines.kept import share_frozen
 from ftis.engines.lines import Lines
 from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
-from ftis.policy import ModelError, Policy
+from ftis.policy import Policy
 from ftis.recipe.parsing import parse
 from ftis.run import checkpoint
 from ftis.sampling import Decoding

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ftis.config import PeerConfig, RecipeError
+from ftis.config import ModelError, PeerConfig, RecipeError
 from ftis.engines.models import load_config, load_model
 from ftis.engines.tokenizers import load_tokenizer
-from ftis.policy import ModelError
 from ftis.recipe.own_code import staying
 from ftis.seams import look_up
 from recipes import write_recipe

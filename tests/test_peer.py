@@ -19,10 +19,10 @@ from policies import weights
 from rich.console import Console
 
 from ftis.admission import Collected
+from ftis.config import ModelError
 from ftis.engines.stops import Stopping
 from ftis.learning import CHECKED_ROLLOUTS, StepLoss, judge, learn, step_size
 from ftis.peer import Peer
-from ftis.policy import ModelError
 from ftis.recipe.parsing import parse
 from ftis.records.events import ArmBegun, RoundEnded, placed
 from ftis.rollouts import Batch, Rollout, collate

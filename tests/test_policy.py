@@ -29,13 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
 
 from ftis.check.estimate import _shape
-from ftis.config import PeerConfig
+from ftis.config import ModelError, PeerConfig
 from ftis.engines import kept, models
 from ftis.engines.head import ChunkedHead
 from ftis.engines.microbatches import Microbatches, cheapest, fit
 from ftis.engines.models import load_model
 from ftis.engines.tokenizers import load_tokenizer, tokenizer_fingerprint
-from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
+from ftis.policy import Policy, resolve_device, resolve_dtype
 
 PROMPTS = rows_of((3, 9, 1, 9, 5, 2, 7), seed=0)
 COMPLETIONS = rows_of((6, 1, 12, 4, 9, 2, 6), seed=1)

@@ -17,8 +17,8 @@ from commands import ftis
 from conftest import TinyModelDir, assert_one_line
 from huggingface_hub.hf_api import ModelInfo
 
+from ftis.config import ModelError
 from ftis.models import pretrained
-from ftis.policy import ModelError
 
 CONTENT = b"GGUF weights"
 SMALL = replace(pretrained.MODELS["smollm2-135m"], sha256=hashlib.sha256(CONTENT).hexdigest())

@@ -14,10 +14,9 @@ import torch
 from conftest import TinyPolicy
 from run_files import differences, records_of, weights
 
-from ftis.config import PeerConfig
+from ftis.config import ModelError, PeerConfig
 from ftis.engines.models import require_precision
 from ftis.guards.regret import ALONE, PROBATION, NoRegret, no_regret
-from ftis.policy import ModelError
 from ftis.recipe.parsing import load
 from ftis.records.events import Event, NetworkEvent
 from ftis.records.files import saved_steps

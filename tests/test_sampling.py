@@ -20,7 +20,7 @@ from policies import check_drawn, drawn_rows, ids_of, rows_of
 from scipy.stats import chi2
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ftis.config import PeerConfig, RecipeError, SamplingConfig
+from ftis.config import ModelError, PeerConfig, RecipeError, SamplingConfig
 from ftis.engines import devices, slots
 from ftis.engines.builtin import BLOCK, WORTH_DROPPING, _inverse_cdf, _Rows, builtin_sampler
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
@@ -28,7 +28,7 @@ from ftis.engines.generate import generate_sampler
 from ftis.engines.rows import SHARED_FROM, whole_rows
 from ftis.engines.samplers import open_sampler
 from ftis.engines.slots import Room, SlotCache
-from ftis.policy import ModelError, Policy
+from ftis.policy import Policy
 from ftis.rollouts import Rollout
 from ftis.sampling import Decoding, Draw, Sampler
 

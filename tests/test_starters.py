@@ -18,10 +18,10 @@ from make_starters import STARTERS, STYLES, _example, _problem, make_tokenizer, 
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from ftis.config import PeerConfig, PromptConfig, RewardConfig, TaskConfig
+from ftis.config import ModelError, PeerConfig, PromptConfig, RewardConfig, TaskConfig
 from ftis.engines.tokenizers import load_tokenizer, tokenizer_fingerprint
 from ftis.models import starters
-from ftis.policy import ModelError, Policy
+from ftis.policy import Policy
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Prompt
 from ftis.tasks.clock import clock_held_out, clock_problem, clock_solution

@@ -42,7 +42,7 @@ from watched import HUNG, Watched
 
 from ftis.admission import Collected
 from ftis.codec import Limits, decode
-from ftis.config import FtisError, ObjectiveConfig, PeerConfig, PromptConfig, Recipe, RecipeError, RunError
+from ftis.config import FtisError, ModelError, ObjectiveConfig, PeerConfig, PromptConfig, Recipe, RecipeError, RunError
 from ftis.directory.claiming import peer_lock
 from ftis.engines.agreement import Gaps
 from ftis.honesty.selection import HonestyTest
@@ -50,7 +50,7 @@ from ftis.learning import step_size
 from ftis.member import Outgoing
 from ftis.models import starters
 from ftis.objectives import policy_loss, resolve
-from ftis.policy import ModelError, Policy
+from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.records.events import Stopped, unheard
 from ftis.records.files import InUseError, locked, read_jsonl

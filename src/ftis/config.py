@@ -32,6 +32,10 @@ class RunError(FtisError):
     """A run directory that cannot be used, or a process that failed."""
 
 
+class ModelError(FtisError):
+    """A model or tokenizer cannot be loaded, or does not fit its task."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, validate_default=True, ser_json_inf_nan="constants"

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ftis.admission import Collected
-from ftis.config import Recipe
+from ftis.config import ModelError, Recipe
 from ftis.learning import judge, learn
 from ftis.measures import RoundExchange, RoundRecord, Stopwatch
 from ftis.member import Member, Outgoing
 from ftis.metric_keys import ADMIT, EXCHANGE, LOGP, SAMPLE, STALENESS, UPDATE, WAIT
-from ftis.policy import ModelError, Policy, positions_of
+from ftis.policy import Policy, positions_of
 from ftis.rollouts import Batch, Floats, Group, ScoredGroup, collate
 from ftis.sampling import Decoding, Sampler
 from ftis.schedule import minibatches, seed_of

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ftis.config import FtisError, PeerConfig
+from ftis.config import ModelError, PeerConfig
 from ftis.rollouts import Bools, Floats, Ints, Rows
 from ftis.seams import ENGINES, look_up
 
@@ -31,10 +31,6 @@ LossOfRows = Callable[[Tensor, Tensor, Rows], Tensor]
 TokenSplit = Callable[[Sequence[Ints], Sequence[Ints], int], list[Rows]]
 """(prompts, completions, budget) → the rows of each micro-batch, of at most ``budget`` padded tokens (0: as memory
 allows) or of one row."""
-
-
-class ModelError(FtisError):
-    """A model or tokenizer cannot be loaded, or does not fit its task."""
 
 
 class Forward(Protocol):

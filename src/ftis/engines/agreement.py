@@ -22,12 +22,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ftis.config import ModelError
 from ftis.engines.devices import device_kind
 from ftis.engines.kept import callable_as_kept, in_bfloat16, is_coarse, is_quantised, tolerance
 from ftis.engines.lengths import BySwitch, named_lengths
 from ftis.engines.rows import PaddedRows
 from ftis.learning import LOGP_TOLERANCE, ROUNDING
-from ftis.policy import Forward, ModelError, Policy, positions_of, selected_logp
+from ftis.policy import Forward, Policy, positions_of, selected_logp
 from ftis.rollouts import Floats, Ints, Rollout
 from ftis.sampling import Decoding, Draw
 

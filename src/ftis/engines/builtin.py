@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from ftis.config import ModelError
 from ftis.engines.decoder import FusedDecoder, StepGraph, fuses
 from ftis.engines.devices import device_kind
 from ftis.engines.generate import generate_sampler
@@ -26,7 +27,7 @@ from ftis.engines.rows import as_groups, in_parts, left_padded, shared_beginning
 from ftis.engines.samplers import InPlace
 from ftis.engines.slots import KeptPart, KeptRows, Room, SlotCache, prompts_prefilled
 from ftis.engines.stops import StopStrings
-from ftis.policy import ModelError, Policy
+from ftis.policy import Policy
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Sampler
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ftis.config import ModelError
 from ftis.machine.resources import return_freed_memory
-from ftis.policy import ModelError
 
 
 def keep_frozen_in_bfloat16(model: Any) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ftis.config import ModelError
 from ftis.engines.kept import within_tolerance
 from ftis.engines.rows import PaddedRows
-from ftis.policy import Forward, ModelError, Policy, positions_of
+from ftis.policy import Forward, Policy, positions_of
 from ftis.rollouts import Ints, Rollout
 from ftis.sampling import Decoding, Draw, Prompts
 

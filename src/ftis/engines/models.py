@@ -21,12 +21,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ftis.config import PeerConfig, first_line
+from ftis.config import ModelError, PeerConfig, first_line
 from ftis.engines.kept import checkpoint_layers, keep_frozen_in_bfloat16, share_frozen
 from ftis.engines.optimizers import bitsandbytes
 from ftis.engines.places import CHECKPOINT, only_here
 from ftis.engines.sources import NO_CODE, adapter_config, check_directory, place_of_base, why_not_loaded
-from ftis.policy import ModelError, Policy, resolve_device, resolve_dtype
+from ftis.policy import Policy, resolve_device, resolve_dtype
 from ftis.rollouts import Floats
 
 # transformers and peft import bitsandbytes if it is installed, and it warns of kernels that it could not fetch.

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from ftis.config import PeerConfig, TrainingConfig
-from ftis.policy import ModelError
+from ftis.config import ModelError, PeerConfig, TrainingConfig
 from ftis.version import extra
 
 BITSANDBYTES: Mapping[str, str] = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}

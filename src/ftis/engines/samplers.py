@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from ftis.config import RecipeError, first_line
+from ftis.config import ModelError, RecipeError, first_line
 from ftis.engines.agreement import Gaps, plain_forward, sees_padding, trial
 from ftis.engines.lengths import BySwitch, OneLength
 from ftis.engines.models import UNABLE
 from ftis.engines.stops import Stopping
 from ftis.engines.texts import left_out
-from ftis.policy import ModelError, Policy
+from ftis.policy import Policy
 from ftis.rollouts import Rollout
 from ftis.sampling import Decoding, Draw, Prompts, Sampler
 from ftis.seams import SAMPLERS, look_up

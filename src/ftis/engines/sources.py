@@ -9,9 +9,8 @@ from pathlib import Path
 import huggingface_hub
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ftis.config import first_line
+from ftis.config import ModelError, first_line
 from ftis.engines.places import CHECKPOINT, looks_local, no_model_at, only_here
-from ftis.policy import ModelError
 
 NO_CODE = {"trust_remote_code": False}
 """Refuse Python code in a model's directory. Without this argument transformers asks at the terminal."""

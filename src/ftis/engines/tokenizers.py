@@ -11,9 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ftis.config import ModelError
 from ftis.engines.places import only_here, tokenizer_here
 from ftis.engines.sources import NO_CODE, check_directory, place_of_base, why_not_loaded
-from ftis.policy import ModelError
 
 SAMPLES = [
     "Don't: 12 + 345 = 6789.0;  WE'LL",

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.config import nearest
-from ftis.policy import ModelError
+from ftis.config import ModelError, nearest
 from ftis.records.files import partial_directory, whole_directory, write_json
 from ftis.version import extra
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ftis.policy import ModelError
+from ftis.config import ModelError
 
 PREFIX = "starter:"
 
