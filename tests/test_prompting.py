@@ -44,6 +44,21 @@ def task_of(*training: str, validation: tuple[str, ...] = ("9+9=",)) -> Task:
     return Task("mine", train, held_out, answer_kind="number", digest="0" * 64)
 
 
+def test_tokens_that_a_tokenizer_lacks_are_told() -> None:
+    """Also those of an environment's problems, and none that the text itself names."""
+    recipe = recipe_of(Path("starter:small"), template="{question}=")
+    cases = [("1+1", 0), ("<unk>1", 0), ("What is 1+1?", 9)]
+    for question, unread in cases:
+        found = look_at_prompts(arms_of(recipe), [[task_of("2+2", question)]])
+        assert [one.unread for one in found] == [unread] * bool(unread)
+        lines = about_prompts(found)
+        assert all(line.startswith(f"starter:small cannot read {unread} of ") for line in lines)
+        assert len(lines) == bool(unread)
+    task = recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})
+    (one,) = look_at_prompts(arms_of(recipe.model_copy(update={"task": task})), [[task_of(cases[-1][0])]])
+    assert one.unread >= 9
+
+
 def refused(recipe: Recipe, task: Task) -> str:
     with pytest.raises((RunError, TaskError)) as error:
         look_at_prompts(arms_of(recipe), [[task]])

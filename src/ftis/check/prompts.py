@@ -1,4 +1,4 @@
-"""Remarks on a recipe's prompts, as the chat templates of its models write them."""
+"""Remarks on a recipe's prompts, as the tokenizers and chat templates of its models write them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import json
 from collections.abc import Iterator, Sequence
 
 from ftis.config import excerpt
-from ftis.preparing.prompting import Templated
+from ftis.preparing.prompting import Rendered
 
 
-def about_prompts(found: Sequence[Templated]) -> list[str]:
+def about_prompts(found: Sequence[Rendered]) -> list[str]:
     """Lines on prompts, each with the model that it is about."""
-    return list(dict.fromkeys(f"{one.model}: its chat template {text}" for one in found for text in _remarks(one)))
+    return list(dict.fromkeys(f"{one.model}{text}" for one in found for text in _remarks(one)))
 
 
-def _remarks(one: Templated) -> Iterator[str]:
+def _remarks(one: Rendered) -> Iterator[str]:
+    if one.unread:
+        yield (
+            f" cannot read {one.unread} of {one.tokens} tokens of a prompt, since its tokenizer has none for them: "
+            f"write problems and prompt as the model knows them, or train another model"
+        )
+    yield from (f": its chat template {text}" for text in _by_template(one))
+
+
+def _by_template(one: Rendered) -> Iterator[str]:
     if one.end:
         yield (
             f"ends a turn by {one.end}, and completions do not end there: set sampling.end_tokens = "

@@ -74,6 +74,13 @@ def vocabulary_digest(tokenizer: PreTrainedTokenizerBase, ends: Collection[str] 
     return hashlib.sha256(json.dumps(facts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def unread(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, int]:
+    """Tokens of a text that are the unknown one, which the text does not name itself; and all its tokens."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    named = text.count(str(tokenizer.unk_token))
+    return max(0, ids.count(tokenizer.unk_token_id) - named), len(ids)
+
+
 def tokens_of(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> list[str]:
     """The tokens of these ids, as a recipe writes them; an id that the tokenizer lacks is left out."""
     tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}

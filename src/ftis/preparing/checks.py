@@ -14,7 +14,7 @@ from ftis.environments.contract import open_environment
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.preparing.exchange import vocabulary, with_exchange
-from ftis.preparing.prompting import Templated, look_at_prompts
+from ftis.preparing.prompting import Rendered, look_at_prompts
 from ftis.prompts import Task, TaskError
 from ftis.recipe.arms import Arm, run_directory
 from ftis.recipe.own_code import staying
@@ -39,7 +39,7 @@ class Checked(NamedTuple):
 
     arms: list[Arm]
     tasks: list[Task]
-    prompts: list[Templated]
+    prompts: list[Rendered]
 
 
 def check(arms: list[Arm], prompts: bool = True) -> Checked:

@@ -11,7 +11,7 @@ from ftis.config import PromptConfig, Recipe, RewardConfig, RunError, excerpt
 from ftis.engines.models import generation_defaults, load_config, with_tokens_of
 from ftis.engines.samplers import check_stop
 from ftis.engines.texts import left_out
-from ftis.engines.tokenizers import load_tokenizer, tokens_of
+from ftis.engines.tokenizers import load_tokenizer, tokens_of, unread
 from ftis.environments.contract import open_environment
 from ftis.environments.play import require_tools
 from ftis.models import starters
@@ -27,15 +27,16 @@ SPECIAL = 16
 MOST_BEGUN = 64
 """Problems of a task whose episodes are begun to see their prompts: the ones with the longest questions."""
 MOST_COMPARED = 16
-"""Problems among these of which a turn is played in two processes."""
+"""Problems among these of which a turn is played in two processes; of other tasks, those whose tokens are counted."""
 ANSWER = "ANSWER"
 """A stand-in for a completion, behind which a turn's end is looked for."""
 
 
-class Templated(NamedTuple):
-    """A recipe's prompt as the chat template of a model writes it. A text is empty if there is nothing to remark.
+class Rendered(NamedTuple):
+    """A recipe's prompt as a model's tokenizer writes it. A text is empty, or a number 0, if nothing is to be remarked.
 
     Attributes:
+        unread, tokens: of a prompt, those that are the tokenizer's unknown token, and all.
         end: the token that ends a turn there. No completion ends at it, so the model would go on.
         changed: the completion of an example that is not in the prompt as it is.
         thought: the tag with which the prompt ends, though the reward asks the completion for it.
@@ -43,12 +44,14 @@ class Templated(NamedTuple):
 
     model: str
     prompt: PromptConfig
-    end: str
-    changed: str
-    thought: str
+    unread: int
+    tokens: int
+    end: str = ""
+    changed: str = ""
+    thought: str = ""
 
 
-def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> list[Templated]:
+def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> list[Rendered]:
     """Refuse prompts that a peer's model cannot take.
 
     Args:
@@ -71,20 +74,25 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         texts.append(sampling.model_dump_json(include={"max_completion_length", "end_tokens", "stop"}))
         for peer in recipe.peers:
             asked.setdefault((starters.place_of(peer.model), *texts), (peer.model, recipe, of_arm))
-    found: list[Templated] = []
+    found: list[Rendered] = []
     for (place, *_), (model, recipe, of_arm) in asked.items():
         tokenizer, most = load_tokenizer(place), recipe.sampling.max_completion_length
         check_stop(recipe.sampling.stop, tokenizer, model)
         _require_tags(model, recipe, tokenizer)
+        counts = [(0, 0)]
         for tools, problems in _begun(recipe, of_arm):
             require_tools(tools, recipe.prompt, tokenizer)
             require_fit(model, place, recipe.prompt, most, tokenizer, problems, list(tools.values()))
-        if is_chat(recipe.prompt, tokenizer):
-            found.append(_templated(model, place, recipe, of_arm[0].train[0], tokenizer))
-    return [one for one in found if one.end or one.changed or one.thought]
+            for _, problem in problems[:MOST_COMPARED]:
+                text = prompt_text(problem, recipe.prompt, tokenizer, tools=list(tools.values()))
+                counts.append(unread(tokenizer, text))
+        one = Rendered(model, recipe.prompt, *max(counts))
+        chat = is_chat(recipe.prompt, tokenizer)
+        found.append(_by_template(one, place, recipe, of_arm[0].train[0], tokenizer) if chat else one)
+    return [one for one in found if one.unread or one.end or one.changed or one.thought]
 
 
-def _templated(model: str, place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> Templated:
+def _by_template(one: Rendered, place: str, recipe: Recipe, problem: Prompt, tokenizer: Any) -> Rendered:
     prompt, tag = recipe.prompt, recipe.prompt.think_tag
     ends = {*tokens_of(tokenizer, own_ends(tokenizer, generation_defaults(place))), *recipe.sampling.end_tokens}
     end = _end_of_turn(problem, prompt, tokenizer)
@@ -93,7 +101,7 @@ def _templated(model: str, place: str, recipe: Recipe, problem: Prompt, tokenize
     bare = prompt_text(problem, prompt.model_copy(update={"prefill": ""}), tokenizer).rstrip()
     tags = (f"<{tag}>", f"</{tag}>") if _asks_for_tags(recipe.reward) else ()
     thought = next((tag for tag in tags if bare.endswith(tag)), "")
-    return Templated(model, prompt, "" if end in ends else end, changed[0] if changed else "", thought)
+    return one._replace(end="" if end in ends else end, changed=changed[0] if changed else "", thought=thought)
 
 
 def _begun(recipe: Recipe, tasks: Sequence[Task]) -> Iterator[tuple[Mapping[str, Tool], list[tuple[str, Prompt]]]]:
