@@ -9,22 +9,25 @@ import re
 import threading
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 from commands import ftis
-from conftest import TinyModelDir
+from conftest import TinyModelDir, make_tokenizer
 from rich.console import Console
 
 from ftis.check import preflight as preflight_module
-from ftis.check.advice import advice, easy_format
+from ftis.check.advice import PLAIN, advice, easy_format
 from ftis.check.plan import without_effect
 from ftis.check.preflight import LONG, Sounding, advised, example_to_show, extrapolated, sound
 from ftis.check.rates import rate_advice
 from ftis.check.reward import about_reward
 from ftis.config import PeerConfig, Recipe, RewardConfig
+from ftis.engines.tokenizers import load_tokenizer, unread
+from ftis.models import starters
 from ftis.policy import Policy
 from ftis.preparing import checks
 from ftis.recipe.arms import arms_of, rollouts_per_round
@@ -61,6 +64,7 @@ def sounding(rewards: list[list[float]], **changes: Any) -> Sounding:
         "samples": (),
         "mean_length": 17.0,
         "idle_filter": None,
+        "reads_plain": True,
     }
     return Sounding(**values | changes)
 
@@ -110,6 +114,21 @@ def test_advice() -> None:
     taken = {"mode": "horizontal", "max_foreign_rollouts": 12}  # fewer than a group of twice the completions
     (line,) = advice(sounding([[1.0] * 4, [0.0] * 4]), plain_recipe(training=taken))
     assert "give other problems" in line
+
+
+def test_advice_is_not_in_words_that_the_tokenizer_lacks() -> None:
+    outcomes: list[dict[str, Any]] = [
+        {"rewards": NONE, "formats": formats, "answers": 0, "unfinished": 16} for formats in (0, 16)
+    ]
+    for outcome in outcomes:
+        looked = sounding(**outcome)
+        for reads_plain in (True, False):
+            said = shown_of([replace(looked, reads_plain=reads_plain)], plain_recipe())
+            assert ("prompt.examples" in said, "as below" in said, "stop = [" in said) == (reads_plain,) * 3
+            assert ("Question:" in said) == reads_plain
+    starter, words = (load_tokenizer(starters.place_of("starter:small")), make_tokenizer())
+    assert unread(starter, PLAIN)[0] == unread(starter, PLAIN)[1]
+    assert unread(words, "12+3=") == (0, 5)
 
 
 def test_advice_for_an_environment_is_about_its_episodes() -> None:

@@ -20,6 +20,8 @@ from ftis.tasks.problems import load_task
 ENOUGH = 0.25
 """The share of groups with signal from which on advice is silent about it."""
 
+PLAIN = "Question: {question}\nAnswer:"
+"""The template that advice shows."""
 BELOW = "as below"
 """The words by which advice refers to :func:`easy_format`."""
 
@@ -36,6 +38,7 @@ class Outcome:
         compared: the way to compare answers; None with a reward of the recipe's own.
         example: a problem and its answer if not all answers are numbers; None if they are, and with a reward of the
             recipe's own.
+        reads_plain: whether the tokenizer has tokens for :data:`PLAIN`.
     """
 
     peer: str
@@ -46,6 +49,7 @@ class Outcome:
     groups_a_round: int
     compared: AnswerKind | None
     example: Sequence[str] | None
+    reads_plain: bool
 
     @property
     def completions(self) -> int:
@@ -104,7 +108,7 @@ def advice(outcome: Outcome, recipe: Recipe) -> list[str]:
         end = "end them by sampling.stop, as in stop = ['\\n'] where an answer is a line, or "
         if recipe.sampling.stop:
             end = "show in prompt.examples how they end, or "
-        if recipe.task.environment:
+        if recipe.task.environment or not outcome.reads_plain:
             end = ""
         changes.append(
             f"{outcome.unfinished} of {n} {_drawn(recipe)} do not end: {end}raise sampling.max_completion_length"
@@ -140,7 +144,7 @@ def easy_lines(example: Sequence[str] | None, as_numbers: bool) -> str:
         "[prompt]",
         'system_prompt = ""',
         'chat_template = "never"',
-        'template = "Question: {question}\\nAnswer:"',
+        f"template = {json.dumps(PLAIN)}",
         *([r'prefill = " \\boxed{"'] if example else []),  # the model then writes the format
         f"[[prompt.examples]]    # two or three{about}",
         *(f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in shown.items()),
@@ -174,13 +178,14 @@ def _easier(recipe: Recipe, outcome: Outcome, more: str = "") -> str:
     easier = f"give easier problems ({', '.join(easier_tasks(recipe)) or 'in the data'})"
     if recipe.task.environment is not None:
         return f"{easier}, or raise sampling.max_turns{more}"
-    if not _shows(recipe):
+    if outcome.reads_plain and not _shows(recipe):
         easier += ', show worked ones in plain text (prompt.examples, prompt.chat_template = "never")'
     return f"{easier}{more}{_below(recipe, outcome)}"
 
 
 def _below(recipe: Recipe, outcome: Outcome) -> str:
-    return f", {BELOW}" if easy_format(recipe, outcome.example, outcome.compared) else ""
+    fits = outcome.reads_plain and easy_format(recipe, outcome.example, outcome.compared)
+    return f", {BELOW}" if fits else ""
 
 
 def easier_tasks(recipe: Recipe) -> list[str]:
@@ -216,6 +221,8 @@ def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
             others = '"boxed"' if outcome.example else '"last_number" or "boxed"'
             how = f"read the answer another way (reward.extract = {others}) and stop asking for tags"
             ways = f'show it in prompt.examples, or begin it in prompt.prefill, or {how} (prompt.system_prompt = "")'
+        if not outcome.reads_plain:
+            ways = "write prompts as the model knows them, and read its answers as it writes them (reward.extract)"
         return [f"the format is right in {formats} of {n} completions: {ways}{_below(recipe, outcome)}"]
     if outcome.reward > 0.9 and (answers is None or answers > 0.9 * n):
         return [f"nearly all {_drawn(recipe)} earn the reward already: give harder problems"]

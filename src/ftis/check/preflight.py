@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 
 from ftis.admission import Collected
-from ftis.check.advice import BELOW, Outcome, advice, easy_format, verdict
+from ftis.check.advice import BELOW, PLAIN, Outcome, advice, easy_format, verdict
 from ftis.check.memory import checkpoint_bytes
 from ftis.check.plan import remarks
 from ftis.check.quantities import in_time
 from ftis.check.rates import rate_advice
 from ftis.config import Recipe
 from ftis.engines.devices import peak_bytes
+from ftis.engines.tokenizers import unread
 from ftis.experiment.processes import runs_in_parallel
 from ftis.experiment.workers import Job, Stop, run_jobs
 from ftis.machine.resources import cores, with_threads
@@ -300,6 +301,7 @@ def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str]
         groups_a_round=trained // swarm.sampling.num_generations,
         compared=None if answers is None else kind_of_answers(swarm.reward, peer.member.task.answer_kind),
         example=None if answers is None else example,
+        reads_plain=not unread(peer.policy.tokenizer, PLAIN)[0],
     )
 
 
