@@ -39,8 +39,9 @@ from ftis.comparison.summary import somebody_learned_alone, summarise
 from ftis.comparison.values import Amount, CurvePoint, StudyResults
 from ftis.records.files import write_jsonl
 from ftis.records.lines import RecordsError
-from ftis.records.reading import EvaluationRow, PeerRun, Run, final_accuracy, read_run
-from ftis.view.comparison import headlines
+from ftis.records.reading import EvaluationRow, PeerRun, Run, final_accuracy, read_run, read_study
+from ftis.view.charts import arm_styles
+from ftis.view.comparison import headlines, verdict
 from ftis.view.figures import accuracy_limits, write_learning_curves
 from ftis.view.report import write_page
 from ftis.view.tables import closing_table, whereabouts
@@ -218,6 +219,14 @@ def test_arms_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> Non
         assert (results.baselines, results.seeds) == (("alone",), (0, 1))
         assert {c.baseline for c in results.comparisons} == baselines
         assert len(headlines(results)) == 1
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_the_only_arm_lacks_no_baseline(seeds: tuple[int, ...], tmp_path: Path) -> None:
+    Scene(tmp_path, arms=({"name": "together"},), seeds=seeds, ood=False).write()
+    results = compare(tmp_path)
+    assert ([*results.arms], [*results.not_run], headlines(results)) == (["together"], [], [])
+    assert verdict(read_study(tmp_path), results, arm_styles(results.arms, [])).cautions == []
 
 
 def test_budgets_are_compared_in_words(tmp_path: Path) -> None:

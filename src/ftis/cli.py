@@ -389,7 +389,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     wanted = seeds_of(seeds)
     with busy(LOADING):
         from ftis.check.estimate import fitting_jobs
-        from ftis.check.plan import of_jobs, problems, remarks
+        from ftis.check.plan import alone, of_jobs, problems, remarks
         from ftis.check.rates import rates
         from ftis.experiment.seeds import jobs_of, run_experiment
         from ftis.machine.resources import cores
@@ -407,7 +407,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     with display.live():
         display(Planned((CHECKING,)))
         checked = check_to_train(arms)
-        display(Planned((*problems(checked.tasks), *remarks(checked), *rates(arms))))
+        display(Planned((*problems(checked.tasks), *alone(arms), *remarks(checked), *rates(arms))))
         finished = run_experiment(recipe, wanted, at_a_time, display, checked=checked)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")

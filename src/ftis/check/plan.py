@@ -32,10 +32,14 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
     Args:
         every: all arms of the recipe. Another one may use settings that these do not.
     """
-    lines = _of_arms(checked)
-    if len(checked.arms) == 1:
-        lines.append("one arm: nothing is compared; further [[arms]] would be, as in recipes/demo.toml")
-    return [*lines, *without_effect(every), *remarks(checked), *rates(checked.arms)]
+    lines = [*_of_arms(checked), *alone(checked.arms), *without_effect(every)]
+    return [*lines, *remarks(checked), *rates(checked.arms)]
+
+
+def alone(arms: Sequence[Arm]) -> list[str]:
+    """A line on an arm without others."""
+    how = 'docs/own-models.md has further [[arms]] under "Compare arms"'
+    return [f"one arm: nothing is compared; {how}"] if len(arms) == 1 else []
 
 
 def to_join(able: Ready) -> list[str]:

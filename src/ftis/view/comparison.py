@@ -18,7 +18,10 @@ from ftis.view.sections import MOST_UNFOLDED, ArmLabel, Cell, ChartRow, Row, Row
 
 
 def headlines(results: StudyResults) -> list[str]:
-    """A sentence per baseline on the comparisons with it on validation, or one on why nothing is compared."""
+    """A sentence per baseline on the comparisons with it on validation, or one on why nothing is compared.
+
+    The only arm of a recipe has none: the lines before the run say it.
+    """
     baselines = results.baselines
     if not results.seeds:
         unfinished = "; ".join(f"seed {seed}: {why}" for seed, why in results.left_out.items())
@@ -28,6 +31,8 @@ def headlines(results: StudyResults) -> list[str]:
             f"Nothing is compared: these are the records of {', '.join(results.peers)} alone, from a run that "
             f"{', '.join(results.elsewhere)} joined too. A comparison needs the records of all peers."
         ]
+    if len(results.arms) == 1 and not results.not_run:
+        return []
     if not baselines:
         return ['Nothing is compared: no baseline was run (experiment.baselines names them, by default ["alone"]).']
     if not results.comparisons:
@@ -122,7 +127,7 @@ def _cautions(study: Study, results: StudyResults) -> list[str]:
             f"the page shows what this peer measured."
         )
     else:
-        wanted = study.recipe.experiment.baselines
+        wanted = study.recipe.experiment.baselines if len(study.arms) + len(study.not_run) > 1 else ()
         missing = [baseline for baseline in wanted if baseline not in results.baselines]
         consequence = "is not compared with" if results.baselines else "is not among the arms: nothing is compared"
         cautions += [f"The baseline {baseline} {consequence}." for baseline in missing]
