@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import zenoh
+from commands import ftis
 from light_peer import TOKENIZER, light_admitter, light_recipe, made_up_groups
 from light_swarm import free_port
 from rich.console import Console
@@ -416,6 +417,15 @@ def test_an_address_in_use_or_a_missing_certificate_is_named(tmp_path: Path) -> 
     nowhere = NetworkConfig.model_validate(tls(tmp_path, "a", free_port(), listens=True), strict=False)
     with pytest.raises(ExchangeError, match="no certificate or key at"):
         open_session(nowhere)
+
+
+def test_status_without_a_swarm_says_what_follows_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ftis.cli_swarm.NetworkConfig", lambda: NetworkConfig(port=free_port()))
+    assert ftis("status", "--once") == 1
+    said = capsys.readouterr().err
+    assert ("ftis watch" in said, "tcp/" in said) == (True, False)
 
 
 def test_a_peer_says_how_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:

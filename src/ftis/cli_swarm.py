@@ -119,8 +119,10 @@ def status(
     from ftis.swarm import session as network
     from ftis.view.tables import status_table
 
-    connect = connect or [f"tcp/127.0.0.1:{NetworkConfig().port}"]
-    settings = network_settings(settings_of(connect, None, tls) | {"mode": "client"})
+    port = NetworkConfig().port
+    if not connect:
+        network.require_listener(port)
+    settings = network_settings(settings_of(connect or [f"tcp/127.0.0.1:{port}"], None, tls) | {"mode": "client"})
     with network.open_session(settings) as session:
         found = network.ask_status(session)
         if as_json:
