@@ -15,6 +15,7 @@ import pytest
 from commands import ftis
 from conftest import TinyModelDir
 
+from ftis.check.plan import split
 from ftis.config import RecipeError
 from ftis.draft.problems import problems_in
 from ftis.machine import resources
@@ -63,6 +64,8 @@ def test_columns_and_the_kind_of_answers_are_found(
 def test_a_quarter_of_the_questions_is_held_out_however_often_each_stands_there(copies: int, tmp_path: Path) -> None:
     task = problems_in(write(SUMS * copies, tmp_path / "p.jsonl")).task
     assert (len(task.validation), len(task.train)) == (len(SUMS) // 4, (len(SUMS) - len(SUMS) // 4) * copies)
+    assert task.copies == len(SUMS) // 4 * (copies - 1)
+    assert (f"({task.copies} cop" in split(task)) == (copies > 1)
 
 
 def test_a_column_that_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
@@ -115,7 +118,9 @@ def test_memory_is_saved_on_a_machine_that_lacks_it(models: list[str], monkeypat
     assert (peer.tokens_per_microbatch, peer.gradient_checkpointing) == (256, True)
 
 
-def test_starters_are_asked_as_they_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starters_are_asked_as_they_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"{a}+{b}", "answer": str((a + b) % 10)} for a in range(10) for b in range(10)]
     assert ftis("new", "--model", "starter:small", "--problems", write(rows)) == 0
@@ -126,3 +131,6 @@ def test_starters_are_asked_as_they_learned(tmp_path: Path, monkeypatch: pytest.
     reward = runpy.run_path("own/own_reward.py")["reward"]
     texts = ["<answer>7</answer>", "so it is 7.", "<answer>17</answer>", ""]
     assert reward(["3+4"] * 4, texts, [[]] * 4, ["7"] * 4) == [1.0, 1.0, 0.0, 0.0]
+    assert "cannot read" not in capsys.readouterr().out
+    assert ftis("new", "words", "--model", "starter:small", "--problems", write(SUMS)) == 0
+    assert "starter:small cannot read" in capsys.readouterr().out

@@ -163,6 +163,7 @@ def new(
     --reward own adds a reward to edit. On a terminal the command asks for missing values.
     """
     with busy(LOADING):
+        from ftis.check.plan import split
         from ftis.draft.problems import problems_in
         from ftis.draft.sections import REWARDS, Train
         from ftis.draft.writing import begin
@@ -177,10 +178,9 @@ def new(
 
     path = asked("problems", problems, "the .jsonl file with your problems")
     found = problems_in(path, question, answer)
-    n = len(found.task.train), len(found.task.validation)
     console.print(
-        f"{path}: {n[0]:,} problems to train on, {n[1]} to validate on; the question is in {found.question!r}, the "
-        f"answer in {found.answer!r} (--question and --answer name others)"
+        f"{path}: {split(found.task)}; the question is in {found.question!r}, the answer in {found.answer!r} "
+        f"(--question and --answer name others)"
     )
     if not model and not lora:
         model = asked("model", None, "models, with a space between two", "smollm2-135m").split()

@@ -32,6 +32,8 @@ class Task:
     """The way to compare answers unless the recipe's ``reward.answer`` says otherwise."""
     digest: str
     """sha256 of the training questions and answers in order. Peers that train together must have the same."""
+    copies: int = 0
+    """Problems that training leaves out, since they are copies of held-out ones."""
 
     def __post_init__(self) -> None:
         if self.answer_kind not in get_args(AnswerKind):

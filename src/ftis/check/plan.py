@@ -130,11 +130,18 @@ def _compares_numbers_as_text(recipe: Recipe) -> bool:
     return as_text and recipe.reward.extract == "last_number" and is_built_in(recipe.reward)
 
 
+def split(task: Task) -> str:
+    """The numbers of a task's problems."""
+    copies = "copy of a held-out one" if task.copies == 1 else "copies of held-out ones"
+    without = f" ({task.copies:,} {copies} left out)" if task.copies else ""
+    return f"{len(task.train):,} problems to train on{without}, {len(task.validation)} to validate on"
+
+
 def problems(tasks: Sequence[Task]) -> list[str]:
     """Lines on the number of problems, and on a validation split with few."""
     task, *ood = tasks
     more = "".join(f", {len(one.validation)} out of distribution ({one.name})" for one in ood)
-    lines = [f"task {task.name}: {len(task.train):,} problems to train on, {len(task.validation)} to validate on{more}"]
+    lines = [f"task {task.name}: {split(task)}{more}"]
     if 0 < (n := len(task.validation)) < FEW_PROBLEMS:
         enough = len(task.train) + n >= HELD_OUT * FEW_PROBLEMS
         remedy = f"set task.validation_size to {FEW_PROBLEMS} or more, or add problems" if enough else "add problems"

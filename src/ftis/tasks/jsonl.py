@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def load(config: TaskConfig) -> Task:
 
     train = read(train_file) if train_file else []
     validation = read(validation_file) if validation_file else []
+    copies = 0
     # A reward function that names a column would fail on the first row without it, in the middle of a run.
     columns: dict[str, Any] = dict.fromkeys(name for _, _, given in (*train, *validation) for name in given)
     train = [(question, answer, columns | dict(given)) for question, answer, given in train]
@@ -36,12 +38,14 @@ def load(config: TaskConfig) -> Task:
         require_disjoint((q for q, *_ in train), (q for q, *_ in validation), f"{train_file} and {validation_file}")
         validation = subset(validation, config.validation_size, config.seed, "validation")
     else:
-        train, validation = hold_out(train, config.validation_size, config.seed, str(train_file))
+        kept, validation = hold_out(train, config.validation_size, config.seed, str(train_file))
+        train, copies = kept, len(train) - len(kept) - len(validation)
     if not train and config.train_size is not None:
         raise TaskError(
             f"task.train_size = {config.train_size}: {validation_file} is for evaluation only; leave it out"
         )
-    return make_task(config.name, subset(train, config.train_size, config.seed, "train"), validation, "exact")
+    task = make_task(config.name, subset(train, config.train_size, config.seed, "train"), validation, "exact")
+    return replace(task, copies=copies)
 
 
 def files(config: TaskConfig) -> tuple[Path | None, Path | None]:
