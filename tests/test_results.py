@@ -264,7 +264,10 @@ def test_incomplete_seeds_are_left_out_and_named(tmp_path: Path) -> None:
     run = directory / "scene-seed0"  # a peer that was away for a round finishes with the last
     lines_of(run / "F-TIS" / "small" / "metrics.jsonl", lambda rows: [row for row in rows if row["step"] != 2])
     assert compare(directory).seeds == (0, 2)
-    assert all(f"{peer}/checkpoint-{ROUNDS}" in whereabouts(run, summarise(run)) for peer in ("small", "large"))
+    named = whereabouts(run, summarise(run))
+    assert all(f"{peer}/checkpoint-{ROUNDS}" in named for peer in ("small", "large"))
+    for arm in summarise(run).arms:  # all have checkpoints of the same rounds
+        assert named.count(arm) == 1
 
 
 def test_rewards_of_any_size_have_pages_and_pictures(tmp_path: Path) -> None:

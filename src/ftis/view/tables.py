@@ -53,13 +53,18 @@ def closing_table(summary: Summary) -> rich.table.Table:
 
 
 def whereabouts(directory: Path, summary: Summary) -> str:
-    """A text that names a run's files, the models of its last arm, and the command that makes a page."""
-    arm, peers = next(reversed(summary.arms.items()))
-    place = directory / arm
-    models = [checkpoint_path(place / name, peer.model_step).relative_to(place) for name, peer in peers.items()]
+    """A text that names a run's files, its models, and the command that makes a page."""
+    arms_of: dict[str, list[str]] = {}
+    for arm, peers in summary.arms.items():
+        models = ", ".join(str(checkpoint_path(Path(name), peer.model_step)) for name, peer in peers.items())
+        arms_of.setdefault(models, []).append(arm)
+    trained = [
+        f"trained models in {directory / (arms[0] if len(arms) == 1 else '{' + ','.join(arms) + '}')}: {models}"
+        for models, arms in arms_of.items()
+    ]
     return (
-        f"records, {SUMMARY}, {RESULTS} and {CURVES} in {directory}; trained models in {place}: "
-        f"{', '.join(map(str, models))}; ftis export makes one ready for use; ftis report {directory} makes a page"
+        f"records, {SUMMARY}, {RESULTS} and {CURVES} in {directory}; {'; '.join(trained)}; ftis export makes one ready "
+        f"for use; ftis report {directory} makes a page"
     )
 
 
