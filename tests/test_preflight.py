@@ -297,6 +297,7 @@ def test_what_a_look_shows(tiny_model_dir: TinyModelDir, monkeypatch: pytest.Mon
     assert "a: the learning rate" not in said
     assert "4 groups say little" in said
     assert "little" not in shown_of([sounding(SOME * 2)], recipe)
+    assert "4 groups of b say little" in shown_of([sounding(SOME * 2), sounding(SOME, peer="b")], recipe)
     assert "100% of 8 groups carry signal (63% to 100%" in shown_of([sounding([[0.0, 1.0]] * 8)], recipe)
     assert "little to learn from" in shown_of([sounding(NONE * 2 + SOME, answers=1)], recipe)
     apart = shown_of([sounding(NONE, formats=0), sounding(SOME, peer="b")], recipe)

@@ -150,9 +150,11 @@ def _soundings_table(soundings: Sequence[Sounding], recipe: Recipe) -> rich.tabl
         "and for each peer in ftis train RECIPE --dry-run. Seconds are one peer's own work, extrapolated from these "
         "groups"
     )
-    if (groups := min((len(one.rewards) for one in soundings), default=FEW)) < FEW:
+    if few := [one for one in soundings if len(one.rewards) < FEW]:
+        groups = min(len(one.rewards) for one in few)
+        whose = f" of {', '.join(one.peer for one in few)}" if len(few) < len(soundings) else ""
         say = "says" if groups == 1 else "say"
-        note += f". {counted(groups, 'group').capitalize()} {say} little"
+        note += f". {counted(groups, 'group').capitalize()}{whose} {say} little"
         more = min(2 * FEW, recipe.training.prompts_per_round)
         note += f": --groups {more} narrows it" if more > groups else ", and a round has no more prompts"
     return on_terminal(Table.of(f"{recipe.name}: before the first round", head, rows, note))
