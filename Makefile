@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RUNS := $(VENV)/.ready-demo
 VLLM := .venv-vllm
 # Where pip finds torch; for machines without a GPU an index with the CPU build is some gigabytes less.
 TORCH_INDEX_URL ?=
@@ -11,14 +12,19 @@ TORCH_INDEX_URL ?=
 
 install: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# Enough for the README's commands in this environment.
+$(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ftis needs Python 3.11 or newer; set PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[gguf,watch]"
+	touch $@
+
+$(READY): $(RUNS)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-demo: install
+demo: $(RUNS)
 	$(BIN)/ftis demo
 
 test: install
