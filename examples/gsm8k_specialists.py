@@ -6,7 +6,7 @@
     ftis models smollm2-135m
     python examples/gsm8k_specialists.py --out models/gsm8k                  # a GPU; GSM8K comes from the Hub
     python examples/gsm8k_specialists.py --out models/gsm8k --path GSM8K     # a directory with train.jsonl, test.jsonl
-    ftis preflight recipes/smollm2_gsm8k.toml
+    ftis preflight recipes/smollm2_gsm8k.toml --arm F-TIS
     ftis train recipes/smollm2_gsm8k.toml --seeds 3
 """
 

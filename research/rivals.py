@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ftis.advantages import Rewards, imitating
+from ftis.advantages import Rewards, imitating, successes
 from ftis.config import Recipe, RecipeError
 from ftis.objectives import LogProbs, Objective, exp_ratio, over_old, score_of_foreign
 from ftis.selection import Judged, Selection
@@ -129,10 +129,10 @@ def by_capability(rewards: Rewards) -> Tensor:
 
 def where_own_fail(rewards: Rewards) -> Tensor:
     """:func:`ftis.advantages.imitating`, with 0 for foreign rollouts of prompts that the learner did not try, or solved
-    at least once (a reward above 0)."""
+    at least once. Both mean a success of :func:`ftis.advantages.successes`."""
     tried, solved = (
         torch.isin(rewards.group_N, rewards.group_N[rewards.own_N & also])
-        for also in (torch.ones_like(rewards.own_N), rewards.reward_N > 0)
+        for also in (torch.ones_like(rewards.own_N), successes(rewards.reward_N))
     )
     advantage_N = imitating(rewards)
     return torch.where(rewards.own_N | (tried & ~solved), advantage_N, torch.zeros_like(advantage_N))

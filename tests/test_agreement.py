@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
@@ -302,13 +303,16 @@ def test_a_short_row_of_bfloat16_may_differ_more_than_a_long_one(
 def test_rounding_is_looked_at_over_some_rows_at_the_temperature_of_sampling(
     tiny_policy: TinyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shortest and the longest row alone may hold a few tokens that happen to round little."""
-    monkeypatch.setattr(agreement, "rounding", looked := Mock(return_value=0.1))
+    """The shortest and the longest row alone may hold a few tokens that happen to round little, or much."""
+    monkeypatch.setattr(agreement, "rounding", looked := Mock(side_effect=[0.1, 0.02, 0.02, 0.1, 0.02, 0.02]))
     policy, prompts = tiny_policy(dtype="bfloat16"), rows_of(range(4, 44))
     ids = rows_of([30])[0]
     plain = plain_logps(policy, Rows(prompts, [ids] * 40), [Decoding(30, 0.7)])[0]
     groups = [(Rollout(ids, logp - 0.3),) for logp in plain]
-    require_agreement(policy, prompts, groups, Decoding(30, 0.7), in_place=True)
-    ((_, rows, temperature),) = (call.args for call in looked.call_args_list)
-    assert 8 <= len(rows.completions) <= 16
-    assert temperature == 0.7
+    for passes in (True, True, False):  # the compared rows round most, the others, neither
+        with nullcontext() if passes else pytest.raises(ModelError, match="the sampler"):
+            require_agreement(policy, prompts, groups, Decoding(30, 0.7), in_place=True)
+    for call in looked.call_args_list:
+        _, rows, temperature = call.args
+        assert len(rows.completions) == 2 or 8 <= len(rows.completions) <= 16
+        assert temperature == 0.7

@@ -73,8 +73,12 @@ def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, prompts: int, tmp
         stand_ins.stand_in(tmp_path / name, name, small=True)
     more = ("training.rounds=1", "training.eval_every=0", "sampling.max_completion_length=12")
     of_reward = ("reward.function=stand_ins.share_of_even", "peers.*.lora_r=2", "threads=1")
-    spread = f"arms.alone-spread.set.training.prompts_per_round={prompts * len(MODELS[recipe])}"
-    fewer = (f"training.prompts_per_round={prompts}", spread)
+    spread = prompts * len(MODELS[recipe])
+    arms = ("alone-spread", "alone-reuse", "imitation")
+    fewer = (
+        f"training.prompts_per_round={prompts}",
+        *(f"arms.{a}.set.training.prompts_per_round={spread}" for a in arms),
+    )
     sizes = settings(recipe, tmp_path, *more, *fewer, *of_reward)
     path = ROOT / "recipes" / f"{recipe}.toml"
     assert ftis("train", str(path), *sizes) == 0

@@ -252,6 +252,8 @@ def test_others_successes_count_one_under_imitation() -> None:
     assert imitating(given).tolist() == [1.0, -1.0, 1.0, 1.0, 1.0, 0.0]
     with_form = rewards([1.1, 0.1, 1.1, 0.1, 0.1, 0.1], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1])
     assert imitating(with_form).tolist() == pytest.approx([1.0, -1.0, 1.0, 0.0, 0.0, 0.0])
+    for size in (24, 72, 96, 144, 192):  # the mean of equal rewards may be rounded below them
+        assert not imitating(rewards([0.1] * size, [0] * size, [1] * size)).any()
 
 
 def test_sequence_kl_by_hand() -> None:

@@ -259,6 +259,21 @@ def test_keys_without_effect_are_told() -> None:
         assert (len(found), part in "".join(found)) == (bool(part), True), found
 
 
+def test_own_completions_that_are_compared_with_none_are_told() -> None:
+    peers = [{"name": name, "model": "m"} for name in "ab"]
+    arms = [
+        {
+            "name": f"{name}-{n}",
+            "set": {"objective.name": name, "training.mode": "horizontal", "sampling.num_generations": n},
+        }
+        for name in ("imitation", "F-TIS", "GSPO")
+        for n in (2, 4)
+    ]
+    keys = {"task": {"name": "clock"}, "training": {"prompts_per_round": 2}, "peers": peers}
+    (found,) = without_effect(arms_of(parse({"name": "m", **keys, "arms": arms})))
+    assert found.startswith("imitation-2: ")
+
+
 def by_format(
     prompts: Any, completions: list[str], completion_ids: Any, *, extract: str, answer_kind: str, **columns: Any
 ) -> list[float]:

@@ -47,9 +47,13 @@ def among_own(rewards: Rewards) -> Tensor:
 
 
 def imitating(rewards: Rewards) -> Tensor:
-    """Â of own rollouts as in :func:`among_own`; of another's 1 if its reward is above the round's mean, else 0."""
-    success_N = rewards.reward_N > rewards.reward_N.mean()
-    return torch.where(rewards.own_N, among_own(rewards), success_N.to(rewards.reward_N.dtype))
+    """Â of own rollouts as in :func:`among_own`; of another's 1 if it is a success, else 0."""
+    return torch.where(rewards.own_N, among_own(rewards), successes(rewards.reward_N).to(rewards.reward_N.dtype))
+
+
+def successes(reward_N: Tensor) -> Tensor:
+    """bool [N], whether a reward is above the round's mean. Of equal rewards none is, however their mean is rounded."""
+    return (reward_N > reward_N.mean()) & (reward_N > reward_N.amin())
 
 
 def group_advantages(reward_N: Tensor, group_N: Tensor, scale_rewards: Literal["group", "none"] = "group") -> Tensor:

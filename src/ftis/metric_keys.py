@@ -1,4 +1,4 @@
-"""Keys of a round's metrics that several modules write or read, and the form of those about one peer.
+"""Most keys of a round's metrics that several modules write or read, and the form of those about one peer.
 
 A key about one peer is ``peer/<name>/<measure>``. A peer's name may hold dots but no slash; a measure may hold slashes,
 as ``rejected/bad_logp`` does.

@@ -254,8 +254,9 @@ DR_GRPO = Objective(advantage=centred, weight=truncated, reduction=over_longest)
 TRL: ``loss_type="dr_grpo"``, ``scale_rewards="none"``."""
 
 IMITATION = Objective(advantage=imitating, ratio=score_of_foreign)
-"""GRPO on own rollouts, and supervised learning of others' successes. It reads no log-probability of others, so it has
-no defence against a dishonest sender. The own rollouts of a prompt are a group, so a peer samples several of each."""
+"""GRPO on own rollouts, and supervised learning of others' successes. It reads no log-probability of others (unless
+``clip_joint``), so it has no defence against a dishonest sender. The own rollouts of a prompt are a group, so a peer
+samples several of each prompt."""
 
 OBJECTIVES: dict[str, Objective] = {
     "NoIS": Objective(),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+import torch
+
+from ftis.advantages import Rewards
 from ftis.check.estimate import disk_of, too_much_for
 from ftis.check.prompts import about_prompts
 from ftis.check.quantities import counted, in_bytes, in_time
@@ -14,6 +17,7 @@ from ftis.config import PeerConfig, Recipe
 from ftis.experiment.seeds import SwarmJob
 from ftis.joining.join import Ready
 from ftis.joining.network import agreed_modules
+from ftis.objectives import resolve
 from ftis.preparing.checks import Checked
 from ftis.prompts import Task
 from ftis.recipe.arms import Arm, arm_configs, rollouts_per_round
@@ -117,12 +121,30 @@ def without_effect(arms: Sequence[Arm]) -> list[str]:
         f'peers.{name}.train = "lora"'
         for name, keys in found.items()
     ]
+    lines += [
+        f"{arm.name}: a peer samples one completion of a prompt, and objective.name = "
+        f'"{arm.recipe.objective.name}" compares it with no other, so a peer learns nothing from its own: raise '
+        f'sampling.num_generations, or set training.mode = "vertical"'
+        for arm in arms
+        if arm.config.collaborate and arm.swarms[0].rollouts_per_group == 1 and not _compares_one(arm.recipe)
+    ]
     if any(_compares_numbers_as_text(arm.recipe) for arm in arms):
         lines.append(
             'reward.extract = "last_number" finds numbers, and answers of a jsonl task are compared as text, so 1,000 '
             'is not 1000: set reward.answer = "number"'
         )
     return lines
+
+
+def _compares_one(recipe: Recipe) -> bool:
+    """Whether the objective compares an own rollout with another peer's of the same prompt."""
+    rewards = Rewards(
+        reward_N=torch.tensor([1.0, 0.0]),
+        group_N=torch.tensor([0, 0]),
+        source_N=torch.tensor([0, 1]),
+        own_N=torch.tensor([True, False]),
+    )
+    return bool(resolve(recipe.objective).advantage(rewards)[0] != 0)
 
 
 def _compares_numbers_as_text(recipe: Recipe) -> bool:

@@ -144,7 +144,7 @@ def delete_run(directory: Path) -> None:
     """
     if not (directory / RECIPE).exists():
         return
-    with _unused(directory):
+    with _unused(directory, peers=True):
         shutil.rmtree(directory)
 
 
@@ -173,14 +173,19 @@ def require_free(locks: Iterable[Path]) -> None:
         pass
 
 
-def _unused(directory: Path, held: Collection[Path] = ()) -> contextlib.AbstractContextManager[None]:
-    """Hold the locks of all swarms and peers of a run, except the ``held`` ones.
+def _unused(
+    directory: Path, held: Collection[Path] = (), peers: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """Hold the locks of all swarms of a run, except the ``held`` ones.
+
+    Args:
+        peers: hold those of peers, too. A process of a peer may outlive a kill, and a resumed run waits for it later.
 
     Raises:
         InUseError: another process trains a swarm or a peer.
     """
-    locks = {*directory.glob(f"*/{LOCK}*"), *directory.glob(f"*/.*{LOCK}")}.difference(held)
-    return locked(*locks, remedy="wait for it, stop it, or take another name or output_dir")
+    locks = {*directory.glob(f"*/{LOCK}*"), *(directory.glob(f"*/.*{LOCK}") if peers else ())}
+    return locked(*locks.difference(held), remedy="wait for it, stop it, or take another name or output_dir")
 
 
 def _require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], Differences]:

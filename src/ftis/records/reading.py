@@ -347,7 +347,9 @@ class PeerRun:
             return "not started"
         if self.step < rounds:
             return f"{self.step} of {rounds} rounds"
-        if not self.evaluations or any(self.on(split)[-1].step < rounds for split in self.splits):
+        if not self.evaluations:
+            return "all rounds, and no evaluations, as of a TRL script"
+        if any(self.on(split)[-1].step < rounds for split in self.splits):
             return "not evaluated after its last round"
         return None
 

@@ -77,9 +77,11 @@ def assemble(
     sampling = recipe.sampling
     plain = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
     with ExitStack() as opened:  # an error in a later part closes the earlier ones
-        players = [player_of(task_config, recipe, policy) for task_config in (recipe.task, *recipe.ood)]
-        for player in filter(None, players):
-            opened.callback(player.close)
+        players = []
+        for task_config in (recipe.task, *recipe.ood):
+            players.append(player := player_of(task_config, recipe, policy))
+            if player is not None:
+                opened.callback(player.close)
         renders = [plain if player is None else player.render for player in players]
         member = member_of(
             recipe,
@@ -180,7 +182,11 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
     policy = Policy.load(config)
     policy.end_at(end_tokens_of(recipe, policy.tokenizer, text=True))
     check_stop(sampling.stop, policy.tokenizer, model)
-    player = player_of(task, recipe, policy)
-    render = player.render if player else partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
-    sampler = open_sampler(sampling.sampler, policy, sampling.options, longest_row(problems, render, sampling))
+    with ExitStack() as opened:
+        render: Callable[[Prompt], Ints] = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
+        if (player := player_of(task, recipe, policy)) is not None:
+            opened.callback(player.close)
+            render = player.render
+        sampler = open_sampler(sampling.sampler, policy, sampling.options, longest_row(problems, render, sampling))
+        opened.pop_all()
     return Exam(policy, sampler, problems, render, score, Decoding.of(sampling), sampling.batch_size, player)

@@ -272,6 +272,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Open records and exchange until ``stack`` closes. Returns whether all rounds are trained already."""
         remedy = "give each script another directory, as GRPOConfig(output_dir=…), or stop that process"
         stack.enter_context(locked(peer_lock(self.run), remedy=remedy))
+        if (self.run / METRICS).exists():
+            raise RunError(f"{self.run} holds a run of an earlier version: choose another output_dir, or delete it")
         if checkpoint is not None:
             state = Path(checkpoint) / STATE
             if not state.exists():
