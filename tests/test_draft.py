@@ -131,6 +131,6 @@ def test_starters_are_asked_as_they_learned(
     reward = runpy.run_path("own/own_reward.py")["reward"]
     texts = ["<answer>7</answer>", "so it is 7.", "<answer>17</answer>", ""]
     assert reward(["3+4"] * 4, texts, [[]] * 4, ["7"] * 4) == [1.0, 1.0, 0.0, 0.0]
-    assert "cannot read" not in capsys.readouterr().out
+    assert "starter:small reads" not in capsys.readouterr().out
     assert ftis("new", "words", "--model", "starter:small", "--problems", write(SUMS)) == 0
-    assert "starter:small cannot read" in capsys.readouterr().out
+    assert "starter:small reads" in capsys.readouterr().out

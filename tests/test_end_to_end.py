@@ -549,7 +549,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
         r"^6 validation problems: .* 0\.167",
         r"^4 rounds, .* every 2 ",
         r"^F-TIS: a, b together, exchanging token ids; .* 8 rollouts .* 16$",
-        r"^one arm: ",
+        r"^one arm, so ",
         r"^wire: ",
         rf"^b: .* {2 * 4 * ((24 + 24) + (24 + 12)):,} trained",  # r (in + out) for q (24 → 24) and v (24 → 12), twice
         r"^a: .*; a checkpoint [0-9.]+ kB; peak memory at most [0-9.]+ MB",

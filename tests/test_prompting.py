@@ -52,7 +52,7 @@ def test_tokens_that_a_tokenizer_lacks_are_told() -> None:
         found = look_at_prompts(arms_of(recipe), [[task_of("2+2", question)]])
         assert [one.unread for one in found] == [unread] * bool(unread)
         lines = about_prompts(found)
-        assert all(line.startswith(f"starter:small cannot read {unread} of ") for line in lines)
+        assert all(line.startswith(f"starter:small reads {unread} of ") for line in lines)
         assert len(lines) == bool(unread)
     task = recipe.task.model_copy(update={"environment": "toys_of_turns.Echo"})
     (one,) = look_at_prompts(arms_of(recipe.model_copy(update={"task": task})), [[task_of(cases[-1][0])]])
@@ -182,7 +182,7 @@ def test_a_template_that_opens_or_closes_the_thought_is_told(chat_model: Chat) -
     """As Qwen3's: thinking is on unless it is switched off, and is then an empty block of the prompt."""
     opening = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>\n{% endif %}"
     (line,) = told(recipe_of(chat_model(opening)))
-    assert "begins the completion with <think>, which the reward asks the completion itself to hold" in line
+    assert "begins the completion with <think>; the reward asks the completion itself for this tag" in line
     assert told(recipe_of(chat_model(opening), think_tag="thought")) == []
     template = (
         "{{ messages[-1].content }}"

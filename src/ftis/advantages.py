@@ -47,12 +47,12 @@ def among_own(rewards: Rewards) -> Tensor:
 
 
 def imitating(rewards: Rewards) -> Tensor:
-    """Â of own rollouts as in :func:`among_own`; of another's 1 if it is a success, else 0."""
+    """Â for own rollouts as in :func:`among_own`; for another's 1 if it is a success, else 0."""
     return torch.where(rewards.own_N, among_own(rewards), successes(rewards.reward_N).to(rewards.reward_N.dtype))
 
 
 def successes(reward_N: Tensor) -> Tensor:
-    """bool [N], whether a reward is above the round's mean. Of equal rewards none is, however their mean is rounded."""
+    """bool [N]: whether a reward is above the round's mean. If all are equal, none is, whatever the rounding."""
     return (reward_N > reward_N.mean()) & (reward_N > reward_N.amin())
 
 

@@ -1,4 +1,4 @@
-"""Most keys of a round's metrics that several modules write or read, and the form of those about one peer.
+"""Most of the round's keys that several modules share, and the form of a peer's keys.
 
 A key about one peer is ``peer/<name>/<measure>``. A peer's name may hold dots but no slash; a measure may hold slashes,
 as ``rejected/bad_logp`` does.
@@ -33,7 +33,7 @@ HONESTY, QUARANTINED, TELLING = "honesty/", "honesty/quarantined", "honesty/pass
 EVIDENCE, THRESHOLD, TESTED = "honesty/evidence", "honesty/threshold", "honesty/tokens"
 FOUND_IN, FOUND_AFTER = "honesty/found_in_round", "honesty/found_after_tokens"
 HARMFUL_SINCE, SET_ASIDE = "regret/harmful_since", "regret/set_aside"
-"""Measures about a peer. A quantile follows ratio and weight; :data:`HONESTY` begins those of the honesty test."""
+"""Measures about a peer. A quantile follows ratio and weight; :data:`HONESTY` begins the honesty test's keys."""
 
 PREFIX, DROPPED, REJECTED = "peer/", "dropped/", "rejected/"
 """Beginnings of the keys about a peer, and of measures that end in a reason."""

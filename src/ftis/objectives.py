@@ -112,7 +112,7 @@ def over_generator(log: LogProbs) -> Tensor:
 
 
 def score_of_foreign(log: LogProbs) -> Tensor:
-    """ρ = π_θ / π_old of own tokens; 1 with the gradient ∇ log π_θ of others' tokens: [N, T]."""
+    """ρ = π_θ / π_old for own tokens; 1 for others', with the gradient ∇ log π_θ: [N, T]."""
     return torch.where(log.own_N.unsqueeze(-1), over_old(log), (log.logp_NT - log.logp_NT.detach()).exp())
 
 
@@ -255,8 +255,8 @@ TRL: ``loss_type="dr_grpo"``, ``scale_rewards="none"``."""
 
 IMITATION = Objective(advantage=imitating, ratio=score_of_foreign)
 """GRPO on own rollouts, and supervised learning of others' successes. It reads no log-probability of others (unless
-``clip_joint``), so it has no defence against a dishonest sender. The own rollouts of a prompt are a group, so a peer
-samples several of each prompt."""
+``clip_joint``), so it has no defence against a dishonest sender. A prompt's own rollouts are a group, so a peer samples
+several."""
 
 OBJECTIVES: dict[str, Objective] = {
     "NoIS": Objective(),

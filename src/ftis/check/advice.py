@@ -222,7 +222,7 @@ def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
             how = f"read the answer another way (reward.extract = {others}) and stop asking for tags"
             ways = f'show it in prompt.examples, or begin it in prompt.prefill, or {how} (prompt.system_prompt = "")'
         if not outcome.reads_plain:
-            ways = "write prompts as the model knows them, and read its answers as it writes them (reward.extract)"
+            ways = "write prompts in a form that the model knows, and read its answers in its own (reward.extract)"
         return [f"the format is right in {formats} of {n} completions: {ways}{_below(recipe, outcome)}"]
     if outcome.reward > 0.9 and (answers is None or answers > 0.9 * n):
         return [f"nearly all {_drawn(recipe)} earn the reward already: give harder problems"]

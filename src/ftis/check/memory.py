@@ -68,8 +68,8 @@ class Memory:
         activations: the part of ``update`` that grows with its tokens, nearly in proportion.
         share: the likely tokens of a step of the fullest round, as a part of the most that it can have.
         going_back: a second copy of weights and moments on a CPU, while the no-regret guard goes back. Unlikely.
-        reuses: an update takes the memory that sampling freed. So it is likely to be: a large model's peer gives freed
-            memory back after each turn, as far as the allocator can. False counts both.
+        reuses: whether an update takes the memory that sampling freed; if not, both count. It is likely, since a large
+            model's peer gives freed memory back after each turn, as far as the allocator can.
     """
 
     program: int

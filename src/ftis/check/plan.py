@@ -41,9 +41,9 @@ def plan(checked: Checked, every: Sequence[Arm]) -> list[str]:
 
 
 def alone(arms: Sequence[Arm]) -> list[str]:
-    """A line on an arm without others."""
-    how = 'docs/own-models.md has further [[arms]] under "Compare arms"'
-    return [f"one arm: nothing is compared; {how}"] if len(arms) == 1 else []
+    """A line if only one arm is trained."""
+    how = '"Compare arms" in docs/own-models.md shows further [[arms]]'
+    return [f"one arm, so nothing is compared; {how}"] if len(arms) == 1 else []
 
 
 def to_join(able: Ready) -> list[str]:
@@ -122,8 +122,8 @@ def without_effect(arms: Sequence[Arm]) -> list[str]:
         for name, keys in found.items()
     ]
     lines += [
-        f"{arm.name}: a peer samples one completion of a prompt, and objective.name = "
-        f'"{arm.recipe.objective.name}" compares it with no other, so a peer learns nothing from its own: raise '
+        f"{arm.name}: a peer learns nothing from its own completions, since it samples one of each prompt and "
+        f'objective.name = "{arm.recipe.objective.name}" compares it with no other: raise '
         f'sampling.num_generations, or set training.mode = "vertical"'
         for arm in arms
         if arm.config.collaborate and arm.swarms[0].rollouts_per_group == 1 and not _compares_one(arm.recipe)

@@ -45,7 +45,7 @@ from ftis.run.assembly import assemble
 from ftis.schedule import assigned
 
 SOUNDING = "sounding.json"
-"""The file of what a peer's process found."""
+"""The file of a peer's findings."""
 SHOWN = 3
 """Completions that are shown of each peer."""
 QUICK = 10.0

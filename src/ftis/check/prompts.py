@@ -17,8 +17,8 @@ def about_prompts(found: Sequence[Rendered]) -> list[str]:
 def _remarks(one: Rendered) -> Iterator[str]:
     if one.unread:
         yield (
-            f" cannot read {one.unread} of {one.tokens} tokens of a prompt, since its tokenizer has none for them: "
-            f"write problems and prompt as the model knows them, or train another model"
+            f" reads {one.unread} of {one.tokens} tokens of a prompt as unknown: write problems and prompt in "
+            f"characters or words that its tokenizer has, or train another model"
         )
     yield from (f": its chat template {text}" for text in _by_template(one))
 
@@ -40,6 +40,6 @@ def _by_template(one: Rendered) -> Iterator[str]:
         if one.thought.startswith("</"):
             done = f"closes <{one.thought[2:]}…{one.thought} before the completion begins{f' ({by})' if by else ''}"
         yield (
-            f'{done}, which the reward asks the completion itself to hold: set reward.extract = "last_number" or '
+            f'{done}; the reward asks the completion itself for this tag: set reward.extract = "last_number" or '
             f'"boxed", or give prompt.think_tag another name'
         )

@@ -17,7 +17,7 @@ LAYOUTS = ("%s", " %s", "\\boxed{%s}", "#### %s")
 def about_reward(recipe: Recipe, task: Task) -> list[str]:
     """A line on a recipe's own reward function if its rewards of right and wrong answers cannot teach the task.
 
-    An environment scores episodes. One without a reward, as after a forgotten or misspelt method, has a line too.
+    An environment without a reward, as after a misspelt method, has a line too.
 
     Two problems' own answers, the answers of others and an empty text are written in usual formats and scored. A reward
     that gives right ones less has the wrong sign; one that gives all the same is constant, or reads another format. The

@@ -169,7 +169,7 @@ def _mean_curve(curves: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:
 
 
 def _over_peers(of_peers: Sequence[CurvePoint | Amount | None], seeds: Sequence[int]) -> dict[int, float]:
-    """By seed the mean over peers."""
+    """The mean over peers, by seed."""
     return {seed: fmean(one.per_seed[seed] for one in of_peers if one) for seed in seeds}
 
 
@@ -211,7 +211,7 @@ def _comparisons(study: Study, equal: Sequence[Matched]) -> list[Comparison]:
 
 
 def differences(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[dict[str, Any]]:
-    """The fields of a :class:`Comparison` from ``mean`` on, for each arm and baseline, as one family.
+    """The fields of a :class:`Comparison` from ``mean`` on, for each pair; all pairs are one family of tests.
 
     Args:
         pairs: an arm's values by seed, and a baseline's.
@@ -228,7 +228,7 @@ def differences(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]
 
 
 def finals(study: Study, split: str, arm: str, *peers: str) -> dict[int, float]:
-    """By seed the final accuracy, the mean over these peers, by default over all."""
+    """The final accuracy by seed: the mean over these peers, or over all."""
     names = peers or study.peer_names
     each = {seed: [study.peer(seed, arm, peer).on(split) for peer in names] for seed in study.seeds}
     return {seed: fmean(map(final_accuracy, of_peers)) for seed, of_peers in each.items()}

@@ -33,7 +33,7 @@ class Accuracies:
 
 @dataclass(frozen=True)
 class PeerSummary:
-    """One peer of an arm. The fields are its keys in ``summary.json``, in its order.
+    """One peer of an arm. The fields are the peer's keys in ``summary.json``, in order.
 
     Attributes:
         start, final, last, problems: as :class:`Accuracies`, on validation.

@@ -28,7 +28,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Amount:
-    """The mean over seeds of an amount spent, and that of each seed."""
+    """An amount spent: its mean over seeds, and each seed's value."""
 
     mean: float
     per_seed: Mapping[int, float]
@@ -49,7 +49,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A peer's accuracy before training, and its final one: the mean of the last evaluations."""
+    """A peer's accuracy before training and at the end (the mean of the last evaluations)."""
 
     problems: int
     start: Value
@@ -95,7 +95,7 @@ class StudyResults:
         curves: by split, arm and peer, a point per evaluated step.
         curves_of_mean: the same by split and arm, of the mean over peers.
         accuracy: by split, arm and peer.
-        accuracy_of_mean: by split and arm, the final one of the mean over peers, if there are several.
+        accuracy_of_mean: by split and arm, the final accuracy's mean over peers, if there are several.
         comparisons: per split, baseline, peer and arm that is no baseline.
         together: the same of the mean over peers.
         budget: by arm and peer, means over seeds.

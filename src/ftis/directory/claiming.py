@@ -24,7 +24,7 @@ FREE_ON_RESUME = (
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
 sets the honesty test's threshold; no other changes the numbers of honest peers."""
 BEGUN = (EVALUATIONS, METRICS)
-"""The records of a run that has begun; a TRL script has no evaluations. Without any there is nothing to lose."""
+"""Records of a run that has begun; a TRL script lacks evaluations. A run without records has nothing to lose."""
 NOTED = ("training.", "honesty.", "experiment.")
 """Beginnings of the keys on which a run's decisions and pages depend. Their changes are recorded, and the run's recipe
 is written again."""
@@ -179,7 +179,7 @@ def _unused(
     """Hold the locks of all swarms of a run, except the ``held`` ones.
 
     Args:
-        peers: hold those of peers, too. A process of a peer may outlive a kill, and a resumed run waits for it later.
+        peers: hold peers' locks too. A peer's process may outlive a kill; a resumed run waits for it later.
 
     Raises:
         InUseError: another process trains a swarm or a peer.

@@ -41,8 +41,9 @@ ROUNDED = 4
 keep weights and residual stream in bfloat16, which the learner keeps in float32. Of Gemma 3 270M in bfloat16, learner
 and plain pass were .078 nats a token apart, with .046 by :func:`rounding` (60 answers at temperature 0.7)."""
 ROUNDED_ROWS = 16
-"""The first rollouts of a run that :func:`rounding` looks at, beside the compared ones. Two short ones may show half of
-it, or twice, and twice counts: one of SmolLM2-135M's tokens of −8 nats was .53 nats off in bfloat16."""
+"""The most of a run's first rollouts that :func:`rounding` reads besides the compared ones. Two short rollouts may show
+half or twice the usual rounding. The larger value counts: one of SmolLM2-135M's tokens of −8 nats was .53 nats off in
+bfloat16."""
 IN_A_ROW = 3
 """The factor by which a single row's few tokens may differ more than many rows do, if another engine draws them or
 weights have 4 bits."""

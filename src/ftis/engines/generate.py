@@ -160,7 +160,7 @@ class _Stops(StoppingCriteria):
 
 
 class LogpRecorder(LogitsProcessor):
-    """The last processor before ``warpers``. It sees logits, and in its next call the token drawn from them."""
+    """The last processor before ``warpers``: it sees logits, and at its next call the drawn token."""
 
     def __init__(self, warpers: Sequence[Callable[[Any, Tensor], Tensor]] = ()) -> None:
         self.warpers = warpers

@@ -1,4 +1,4 @@
-"""The places of models on this machine, and a look whether the Hub answers. This needs no torch."""
+"""The places of models on this machine, and a test of whether the Hub answers. No torch."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def vocabulary_digest(tokenizer: PreTrainedTokenizerBase, ends: Collection[str] 
 
 
 def unread(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, int]:
-    """Tokens of a text that are the unknown one, which the text does not name itself; and all its tokens."""
+    """The number of a text's unknown tokens, without those that it names itself, and of all its tokens."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     named = text.count(str(tokenizer.unk_token))
     return max(0, ids.count(tokenizer.unk_token_id) - named), len(ids)

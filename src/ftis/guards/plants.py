@@ -55,9 +55,9 @@ class PlantTest:
     """Evidence, for each n-gram that others brought, that own answers took it up, and that they are better with it.
 
     A group holds the n-grams of its completions. An n-gram is *native* if own groups held it in the first rounds. The
-    test *watches* another from the later round on in which others' rewarded completions of several groups hold it, and
-    no own group does. It is *tested* after the first round since then in which many own groups hold it: the bets begin,
-    with R = 0, s = 1/2 in the first round and s = 1/(2 rounds) later, ::
+    test *watches* another n-gram once several groups of others' rewarded completions hold it in a later round and no
+    own group does. After the next round in which many own groups hold it, it is *tested*: the bets begin, with R = 0,
+    s = 1/2 in the first round and s = 1/(2 rounds) later, ::
 
         R ← (R + s) · Π_groups E,   E = ρ/ρ₀ if the group holds it, else (1 − ρ)/(1 − ρ₀)
 

@@ -1,1 +1,1 @@
-"""Refusals before anything is written: whether the arms of a recipe can run, their models, prompts and vocabularies."""
+"""Refusals, before anything is written, of arms whose models, prompts or vocabularies cannot run."""

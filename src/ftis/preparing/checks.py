@@ -32,7 +32,7 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules"}
 
 
 class Checked(NamedTuple):
-    """Arms that can run, the first one's task and those out of distribution, and prompts with something to remark.
+    """Arms that can run, the first one's task and those out of distribution, and prompts that call for a remark.
 
     Their swarms' ``exchange`` is settled.
     """

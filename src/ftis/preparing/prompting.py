@@ -1,4 +1,4 @@
-"""A look at a recipe's prompts with its models' tokenizers: refusals before a run fails on one, and facts to remark."""
+"""A look at a recipe's prompts with its models' tokenizers: refusals of what would fail, and facts for remarks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SPECIAL = 16
 MOST_BEGUN = 64
 """Problems of a task whose episodes are begun to see their prompts: the ones with the longest questions."""
 MOST_COMPARED = 16
-"""Problems among these of which a turn is played in two processes; of other tasks, those whose tokens are counted."""
+"""How many of these play a turn in two processes, and of how many problems the prompts' unknown tokens are counted."""
 ANSWER = "ANSWER"
 """A stand-in for a completion, behind which a turn's end is looked for."""
 
 
 class Rendered(NamedTuple):
-    """A recipe's prompt as a model's tokenizer writes it. A text is empty, or a number 0, if nothing is to be remarked.
+    """A recipe's prompt as a model's tokenizer writes it. Empty texts and zeros call for no remark.
 
     Attributes:
-        unread, tokens: of a prompt, those that are the tokenizer's unknown token, and all.
+        unread, tokens: the number of a prompt's unknown tokens, and of all its tokens.
         end: the token that ends a turn there. No completion ends at it, so the model would go on.
-        changed: the completion of an example that is not in the prompt as it is.
+        changed: an example's completion, if the prompt does not hold it unchanged.
         thought: the tag with which the prompt ends, though the reward asks the completion for it.
     """
 
@@ -58,7 +58,7 @@ def look_at_prompts(arms: Sequence[Arm], tasks: Sequence[Sequence[Task]]) -> lis
         tasks: of each arm, the task that is trained on and those out of distribution.
 
     Returns:
-        the prompts with something to remark, of each model.
+        each model's prompts that call for a remark.
 
     Raises:
         RecipeError: a stop string holds a token that text leaves out.

@@ -36,7 +36,7 @@ def checkpoint_path(peer: Path, step: int) -> Path:
 
 
 def saved_steps(peer: Path) -> list[int]:
-    """The finished rounds of each checkpoint of a peer, whose directory this is, ascending."""
+    """The steps of the checkpoints in a peer's directory, ascending."""
     return sorted(step for path in peer.glob(f"{CHECKPOINT}*") if (step := saved_step(path)) is not None)
 
 

@@ -348,7 +348,7 @@ class PeerRun:
         if self.step < rounds:
             return f"{self.step} of {rounds} rounds"
         if not self.evaluations:
-            return "all rounds, and no evaluations, as of a TRL script"
+            return "all rounds but no evaluations, like a TRL script's"
         if any(self.on(split)[-1].step < rounds for split in self.splits):
             return "not evaluated after its last round"
         return None

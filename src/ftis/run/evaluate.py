@@ -124,7 +124,7 @@ class Exam:
         return [self.render(problem) for problem in self.problems]
 
     def close(self) -> None:
-        """Release the sampler and the environment. The exams of a trainer share its sampler, which it releases."""
+        """Release the sampler and the environment. A trainer's exams share its sampler, which the trainer releases."""
         self.sampler.close()
         if self.episodes is not None:
             self.episodes.close()

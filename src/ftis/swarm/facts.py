@@ -40,9 +40,9 @@ class ExchangeError(FtisError):
 def agreement(recipe: Recipe, task_digest: str, wire: int) -> dict[str, Any]:
     """The facts that must be equal on every peer because they change what a rollout means, as JSON values.
 
-    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. A joined run has more, which
-    :mod:`ftis.joining.network` adds: the roster, the tokenizer and the spelling of an environment's answers if ids are
-    exchanged, the digests of reward, task and environment modules, the problems' file.
+    Peers may differ in the rest: model, trained parameters, optimiser, objective, device. In a joined run
+    :mod:`ftis.joining.network` adds facts: the roster; with ids, the tokenizer and the spelling of an environment's
+    answers; the digests of reward, task and environment modules; the problems' file, whose name may differ.
 
     Args:
         wire: the version of the message format that this peer writes and reads.

@@ -144,7 +144,7 @@ class NetworkExchange:
             ]
         except zenoh.ZError as error:
             self.session.close()  # type: ignore[no-untyped-call]
-            raise ExchangeError(f"the network closed while it opened ({first_line(error)}): try again") from None
+            raise ExchangeError(f"the network closed during its opening ({first_line(error)}): try again") from None
         return self
 
     def __exit__(
@@ -394,11 +394,11 @@ class NetworkExchange:
         seal = sample.attachment.to_bytes() if sample.attachment is not None else b""
         if peer == self.peer and self._is_alone and len(sample.payload) <= manifests.MAX_BYTES:
             if self.outbox.is_signed_elsewhere(sample.payload.to_bytes(), seal):
-                how = "stop one, since the others refuse what differs"
+                how = "stop one of them, since others refuse messages that differ"
                 with self.changed:
                     was_alone, self._is_alone = self._is_alone, False
                 if was_alone:
-                    self._say(NetworkEvent("twice", f"the key of {peer} signs at another place too: {how}", round))
+                    self._say(NetworkEvent("twice", f"the key of {peer} signs at two places: {how}", round))
             return
         with self.changed:
             decisions = self.rounds.offered(peer, round, sample.payload.to_bytes(), seal, time.monotonic())

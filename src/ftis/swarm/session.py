@@ -100,13 +100,13 @@ def address() -> str:
 
 
 def require_listener(port: int) -> None:
-    """An ExchangeError at once if nobody on this machine listens at a port: the engine would try for a while."""
+    """Raise ExchangeError at once if nobody on this machine listens at a port: zenoh would try for a while."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
     except OSError:
         raise ExchangeError(
-            f"no swarm on this machine, since nobody listens at its port {port}: ftis status shows a swarm of ftis "
-            f"join, elsewhere with --connect, and ftis watch RUN follows ftis train"
+            f"nobody on this machine listens at port {port}: ftis status shows swarms of ftis join (other machines: "
+            f"--connect); ftis watch RUN shows ftis train"
         ) from None
 
 

@@ -1,8 +1,8 @@
 """A member of a swarm whose model belongs to TRL's trainer: all of a peer except sampling and learning.
 
 <output_dir>/ftis/
-    recipe.json, provenance.json as of any run
-    <arm>/<peer>/                records, events.jsonl and outbox/, as of a joined peer
+    recipe.json, provenance.json like any run's
+    <arm>/<peer>/                records, events.jsonl and outbox/, like a joined peer's
 <output_dir>/ftis.identity/
     incarnation, <peer>.key      files that outlive the run's directory
 """

@@ -170,7 +170,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     @property
     def run(self) -> Path:
-        """The directory of the run, as of a joined peer."""
+        """The directory of the run, like a joined peer's."""
         return Path(self.args.output_dir) / "ftis"
 
     @property

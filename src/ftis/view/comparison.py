@@ -18,9 +18,9 @@ from ftis.view.sections import MOST_UNFOLDED, ArmLabel, Cell, ChartRow, Row, Row
 
 
 def headlines(results: StudyResults) -> list[str]:
-    """A sentence per baseline on the comparisons with it on validation, or one on why nothing is compared.
+    """A sentence on each baseline's comparisons on validation, or on why there are none.
 
-    The only arm of a recipe has none: the lines before the run say it.
+    A recipe's only arm has no sentence: lines before the run say why.
     """
     baselines = results.baselines
     if not results.seeds:
