@@ -21,7 +21,7 @@ from rich.console import Console
 
 from ftis.check import preflight as preflight_module
 from ftis.check.advice import PLAIN, advice, easy_format
-from ftis.check.plan import without_effect
+from ftis.check.plan import about_own, without_effect
 from ftis.check.preflight import LONG, Sounding, advised, example_to_show, extrapolated, sound
 from ftis.check.rates import rate_advice
 from ftis.check.reward import about_reward
@@ -270,8 +270,13 @@ def test_own_completions_that_are_compared_with_none_are_told() -> None:
         for n in (2, 4)
     ]
     keys = {"task": {"name": "clock"}, "training": {"prompts_per_round": 2}, "peers": peers}
-    (found,) = without_effect(arms_of(parse({"name": "m", **keys, "arms": arms})))
+    (found,) = about_own(arms_of(parse({"name": "m", **keys, "arms": arms})))
     assert found.startswith("imitation-2: ")
+    broken = {
+        "name": "broken",
+        "set": {"objective.name": "no_such.OBJECTIVE", "training.mode": "horizontal", "sampling.num_generations": 2},
+    }
+    assert not without_effect(arms_of(parse({"name": "m", **keys, "arms": [broken]})))  # an arm that is not trained
 
 
 def by_format(

@@ -103,8 +103,20 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
 
 
 def remarks(checked: Checked) -> list[str]:
-    """The remarks on the arms' prompts, and one on their own reward."""
-    return [*about_prompts(checked.prompts), *about_reward(checked.arms[0].recipe, checked.tasks[0])]
+    """The remarks on the arms' prompts and objectives, and one on their own reward."""
+    first = checked.arms[0].recipe
+    return [*about_prompts(checked.prompts), *about_own(checked.arms), *about_reward(first, checked.tasks[0])]
+
+
+def about_own(arms: Sequence[Arm]) -> list[str]:
+    """Lines on arms whose peers learn nothing from their own completions."""
+    return [
+        f"{arm.name}: a peer learns nothing from its own completions, since it samples one of each prompt and "
+        f'objective.name = "{arm.recipe.objective.name}" compares it with no other: raise '
+        f'sampling.num_generations, or set training.mode = "vertical"'
+        for arm in arms
+        if arm.config.collaborate and arm.swarms[0].rollouts_per_group == 1 and not _compares_one(arm.recipe)
+    ]
 
 
 def without_effect(arms: Sequence[Arm]) -> list[str]:
@@ -120,13 +132,6 @@ def without_effect(arms: Sequence[Arm]) -> list[str]:
         f"{name}: {', '.join(dict.fromkeys(keys))} without effect, since it has no adapter: leave out, or set "
         f'peers.{name}.train = "lora"'
         for name, keys in found.items()
-    ]
-    lines += [
-        f"{arm.name}: a peer learns nothing from its own completions, since it samples one of each prompt and "
-        f'objective.name = "{arm.recipe.objective.name}" compares it with no other: raise '
-        f'sampling.num_generations, or set training.mode = "vertical"'
-        for arm in arms
-        if arm.config.collaborate and arm.swarms[0].rollouts_per_group == 1 and not _compares_one(arm.recipe)
     ]
     if any(_compares_numbers_as_text(arm.recipe) for arm in arms):
         lines.append(
