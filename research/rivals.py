@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ftis.advantages import Rewards, imitating, successes
 from ftis.config import Recipe, RecipeError
-from ftis.objectives import LogProbs, Objective, exp_ratio, over_old, score_of_foreign
+from ftis.objectives import LogProbs, Objective, exp_ratio, over_old, score, score_of_foreign
 from ftis.selection import Judged, Selection
 
 GAMMA = 0.1
@@ -59,7 +59,7 @@ def one_sided_on_foreign(log: LogProbs) -> Tensor:
 def score_times_sequence_ratio(log: LogProbs) -> Tensor:
     """S at each token, with the gradient S ∇log π of that token alone: [N, T]."""
     sequence_N1 = exp_ratio(log.logp_NT.sum(-1, keepdim=True) - log.gen_logp_NU.sum(-1, keepdim=True))
-    return sequence_N1.detach() * _score(log)
+    return sequence_N1.detach() * score(log)
 
 
 def shaped_on_foreign(log: LogProbs) -> Tensor:
@@ -72,11 +72,6 @@ def sequence_over_old(log: LogProbs) -> Tensor:
     """Π_t π_θ/π_old of a completion, at each of its tokens: [N, T]."""
     total_N = (log.logp_NT - log.old_logp_NT).sum(-1)
     return exp_ratio(total_N).unsqueeze(-1).expand_as(log.logp_NT)
-
-
-def _score(log: LogProbs) -> Tensor:
-    """1, with the gradient ∇log π_θ."""
-    return (log.logp_NT - log.logp_NT.detach()).exp()
 
 
 # --- surrogates -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,6 +45,10 @@ from ftis.recipe.parsing import load, ready_made, split_override
 from ftis.recipe.paths import require_paths
 from ftis.records.events import Planned
 from ftis.version import version
+
+if TYPE_CHECKING:
+    from ftis.comparison.values import StudyResults
+    from ftis.records.reading import Study
 
 app = typer.Typer(
     name="ftis",
@@ -358,12 +362,9 @@ def experiment(
 
 def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_run: bool) -> None:
     """Train the arms under every seed; print and write their comparison."""
-    from ftis.comparison.results import compared
     from ftis.recipe.arms import experiment_directory, keep_arms
     from ftis.records.plan import experiment_before
-    from ftis.records.reading import read_study
     from ftis.view import tables
-    from ftis.view.arm import troubles
 
     before = experiment_before(experiment_directory(recipe))
     if only and before:
@@ -375,8 +376,8 @@ def _compare(recipe: Recipe, only: tuple[str, ...], seeds: str, jobs: int, dry_r
     directory = carry_out(kept, seeds, jobs, dry_run)
     if directory is None:
         return
-    report, study = report_on(directory), read_study(directory)
-    tables.print_comparison(compared(study, troubles(study)), console)
+    report, study, results = report_on(directory)
+    tables.print_comparison(results, console)
     console.print(f"report: {report}")
     fail_if_alone(study.runs.values())
 
@@ -415,12 +416,17 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     return directory
 
 
-def report_on(directory: Path) -> Path:
-    """Write the page of a run or of a comparison over seeds. A large one takes a minute or two."""
-    from ftis.view.report import write_page
+def report_on(directory: Path) -> tuple[Path, Study, StudyResults]:
+    """Write the page of a run or of a comparison over seeds. A large one takes a minute or two.
+
+    Returns:
+        the page, and the records and results that it shows.
+    """
+    from ftis.view.report import draw_page, read_and_compare
 
     with busy("reading the records, drawing the report"):
-        return write_page(directory)
+        study, results = read_and_compare(directory)
+        return draw_page(study, results), study, results
 
 
 def _print_plan(recipe: Recipe, only: tuple[str, ...]) -> None:
@@ -552,7 +558,7 @@ def make_report(
     directory: Annotated[Path, typer.Argument(help="Of a run, or of a comparison over seeds.", show_default=False)],
 ) -> None:
     """Write a page of a run or a comparison."""
-    console.print(f"report: {report_on(directory)}")
+    console.print(f"report: {report_on(directory)[0]}")
 
 
 @app.command()

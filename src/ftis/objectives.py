@@ -111,9 +111,14 @@ def over_generator(log: LogProbs) -> Tensor:
     return log.tokens(exp_ratio(log.units(log.logp_NT) - log.gen_logp_NU))
 
 
+def score(log: LogProbs) -> Tensor:
+    """1 at each token, with the gradient ∇ log π_θ: [N, T]."""
+    return (log.logp_NT - log.logp_NT.detach()).exp()
+
+
 def score_of_foreign(log: LogProbs) -> Tensor:
-    """ρ = π_θ / π_old for own tokens; 1 for others', with the gradient ∇ log π_θ: [N, T]."""
-    return torch.where(log.own_N.unsqueeze(-1), over_old(log), (log.logp_NT - log.logp_NT.detach()).exp())
+    """ρ = π_θ / π_old for own tokens, :func:`score` for others': [N, T]."""
+    return torch.where(log.own_N.unsqueeze(-1), over_old(log), score(log))
 
 
 def raw_weight(log: LogProbs) -> Tensor:

@@ -59,9 +59,22 @@ def write_page(directory: str | Path) -> Path:
     Raises:
         RecordsError: the directory holds no experiment or run, nothing was recorded yet, or records are damaged.
     """
-    directory = Path(directory)
+    return draw_page(*read_and_compare(Path(directory)))
+
+
+def read_and_compare(directory: Path) -> tuple[Study, StudyResults]:
+    """The records of an experiment or a run, and their comparison, which is written to ``results.json``.
+
+    Raises:
+        RecordsError: as :func:`write_page`.
+    """
     study = read_study(directory)
-    results = compare(study, of_arm.troubles(study))
+    return study, compare(study, of_arm.troubles(study))
+
+
+def draw_page(study: Study, results: StudyResults) -> Path:
+    """Write the page and the curves beside the records that were compared."""
+    directory = study.directory
     sections = [
         *_standing(study, OF_THE_END if results.seeds else (*OF_THE_END, "spent")),
         *comparison.sections(study, results),
