@@ -15,11 +15,14 @@ import pytest
 
 from ftis.config import RecipeError
 from ftis.measures import RoundRecord
+from ftis.recipe.parsing import load
 from ftis.records.files import read_jsonl
 from ftis.records.reading import EVERY, SHOWN
 from ftis.records.rollouts import ROLLOUTS, read_rollouts, rollouts_path
 from ftis.records.trackers import TrackerError, open_trackers
 from ftis.records.writing import Records
+from ftis.run.assembly import assemble
+from recipes import write_recipe
 
 SENT = {"text": "né".encode(), "size_S": [1, 2, 0], "gen_logp_S": [-0.5, -1.0, -0.25], "tokens_U": [2, 1], "ends": [1]}
 
@@ -203,6 +206,33 @@ def test_other_trackers_are_started_fed_and_finished(
     report(Records(tmp_path, open_trackers([kind], "project", "run", tmp_path)))
     rounds = [({"step": step, "reward": step / 4, "peer/b/admitted": 12}, step) for step in (1, 2)]
     assert calls == [("project", "run"), *rounds, ({"eval/validation/accuracy": 0.75}, 2), "finish"]
+
+
+def test_no_tracker_stays_open_if_another_one_or_the_peer_cannot_be_opened(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def init(**settings: Any) -> FakeRun:
+        calls.append(settings["name"])
+        return FakeRun(calls)
+
+    def refuse(**settings: Any) -> FakeRun:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=refuse))
+    with pytest.raises(ConnectionError):
+        open_trackers(["wandb", "trackio"], "project", "first", tmp_path)
+    assert calls == ["first", "finish"]
+
+    peers = {name: {"model": models[name], "attack": "tiny_rewards.no_such_attack"} for name in "ab"}
+    recipe = load(write_recipe(tmp_path, peers, top={"report_to": ["wandb"]}))
+    with pytest.raises(RecipeError):
+        assemble(recipe, "a", tmp_path / "a", tracked_as="second")
+    plain = recipe.model_copy(update={"peers": [peer.model_copy(update={"attack": None}) for peer in recipe.peers]})
+    assemble(plain, "a", tmp_path / "a", tracked_as="third").close()
+    assert calls == ["first", "finish", "third", "finish"]
 
 
 def test_a_tracker_that_raises_is_named_and_what_it_was_told_of_is_recorded(tmp_path: Path) -> None:

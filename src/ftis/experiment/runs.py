@@ -43,8 +43,6 @@ from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import ArmBegun, Event, Planned, RoundEnded, Say, placed, unheard
 from ftis.records.files import checkpoint_path, locked, saved_steps
-from ftis.records.trackers import open_trackers
-from ftis.records.writing import Records
 from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.together import Turns, TurnTaking, in_turns
@@ -178,9 +176,7 @@ def open_peer(job: PeerJob) -> Trainer:
         if step > job.resume_step:  # further than the other peers can go on from
             checkpoint.delete(checkpoint_path(job.directory, step))
     run_name = f"{run_directory(recipe).name}-{job.arm}-{job.peer}"
-    trackers = open_trackers(recipe.report_to, recipe.name, run_name, job.directory)
-    records = Records(job.directory, trackers, recipe.training.record_rollouts)
-    return assemble(recipe, job.peer, job.directory, resume_step=job.resume_step, records=records)
+    return assemble(recipe, job.peer, job.directory, resume_step=job.resume_step, tracked_as=run_name)
 
 
 def _by_swarm(jobs: Sequence[PeerJob]) -> list[list[PeerJob]]:

@@ -30,8 +30,7 @@ from ftis.recipe.arms import Arm, arms_of, run_directory, threads_of
 from ftis.records.events import ArmBegun, NetworkEvent, Planned, Say, placed, unheard
 from ftis.records.files import locked, saved_steps
 from ftis.records.reading import PeerRun
-from ftis.records.trackers import open_trackers
-from ftis.records.writing import EventLog, Records
+from ftis.records.writing import EventLog
 from ftis.run import accusations
 from ftis.run.assembly import assemble
 from ftis.run.together import go_on
@@ -158,13 +157,11 @@ def join(
         log = EventLog(place, placed(say, arm=arm_name, peer=name))
         if config.attack:
             log(NetworkEvent("attack", f"{name} attacks the others: peers.{name}.attack = {config.attack!r}", 0))
-        trackers = open_trackers(swarm.report_to, swarm.name, directory.name, place)
-        records = Records(place, trackers, swarm.training.record_rollouts)
         step = max(saved_steps(place), default=0)
         if again := repeats(directory / arm_name, able.recipe, step):
             say(Planned((again,)))
         accusations.keep_undone(place, step)  # a liar cannot repeat the rounds in which it was found
-        trainer = assemble(swarm, name, place, resume_step=step, records=records, networked=True)
+        trainer = assemble(swarm, name, place, resume_step=step, tracked_as=directory.name, networked=True)
         member, tokenizer = trainer.peer.member, trainer.peer.policy.tokenizer
         with closing(trainer), in_network(member, tokenizer, place, identity, key, roster, log, should_stop) as network:
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages

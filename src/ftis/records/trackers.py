@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +48,13 @@ def open_trackers(names: Sequence[str], project: str, run: str, directory: Path)
     Raises:
         RecipeError: a tracker does not exist, or its package is not installed.
     """
-    return [look_up(name, "report_to", TRACKERS)(project, run, directory) for name in names]
+    with ExitStack() as opened:  # an error in a later one closes the earlier ones
+        trackers = []
+        for name in names:
+            trackers.append(tracker := look_up(name, "report_to", TRACKERS)(project, run, directory))
+            opened.callback(tracker.finish)
+        opened.pop_all()
+        return trackers
 
 
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}

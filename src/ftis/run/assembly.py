@@ -23,6 +23,7 @@ from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.recipe.own_code import staying
 from ftis.records.reading import VALIDATION
+from ftis.records.trackers import open_trackers
 from ftis.records.writing import Records
 from ftis.rewards.scoring import load_scorer
 from ftis.rollouts import Ints, Prompt
@@ -46,6 +47,7 @@ def assemble(
     *,
     resume_step: int = 0,
     records: Records | None = None,
+    tracked_as: str | None = None,
     networked: bool = False,
 ) -> Trainer:
     """The peer ``name`` of the recipe, ready to train.
@@ -55,6 +57,7 @@ def assemble(
         directory: holds the checkpoint to go on from, and new records and checkpoints.
         resume_step: go on from ``checkpoint-<resume_step>``; 0 starts from the model.
         records: by default new ones under ``directory``; new checkpoints go to the same place.
+        tracked_as: the run's name in the trackers of ``report_to``, which new records report to; None: to none.
         networked: the others run on their own machines, so messages may be late and admission has a time limit.
 
     Raises:
@@ -106,13 +109,15 @@ def assemble(
         peer = Peer(member, policy, sampler, attack, reference)
         if recipe.training.overlap:
             checkpoint.go_on(peer, directory, resume_step)
-        records = records or Records(directory, keep_rollouts=recipe.training.record_rollouts)
         splits = {
             split: Exam(policy, sampler, task.validation, render, score, peer.decoding, sampling.batch_size, player)
             for split, task, render, score, player in zip(
                 splits_of(tasks[1:]), tasks, renders, scores, players, strict=True
             )
         }
+        if records is None:  # opened last: a tracker shows a run from then on
+            trackers = open_trackers(recipe.report_to, recipe.name, tracked_as, directory) if tracked_as else ()
+            records = Records(directory, trackers, recipe.training.record_rollouts)
         beside, place = to_go_back(config, policy), records.directory
         opened.pop_all()
         return Trainer(peer, splits, records, lambda step: loaded(recipe, beside, place, step)[0])
