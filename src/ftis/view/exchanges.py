@@ -15,6 +15,7 @@ from ftis.records.reading import RoundRow, Study
 from ftis.view import figures
 from ftis.view.pairs import MOST_FIGURES, ArmRounds, PairMeasures
 from ftis.view.sections import Cell, ChartRow, RowGroup, Table
+from ftis.view.sentences import DROPS, REASONS
 
 LONGEST_REASON = 300
 """The most letters of a first rejection, or of telling passages, that a page shows."""
@@ -149,7 +150,10 @@ def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
     """The mark for the rollouts of some sources in one round: that of the worst source."""
     found = [source_of(other, [row]) for other in others]
     kept, zero, late, missing = (sum(getattr(one, key) for one in found) for key in ("used", "zero", "late", "missing"))
-    dropped, rejected = (sum(sum(getattr(one, key).values()) for one in found) for key in ("dropped", "rejected"))
+    dropped, rejected = Counter[str](), Counter[str]()
+    for one in found:
+        dropped.update(one.dropped)
+        rejected.update(one.rejected)
     came = len(others) - missing
     if any(one.quarantined_since is not None for one in found):
         state = "quarantined"
@@ -163,7 +167,9 @@ def _mark(row: RoundRow, others: Sequence[str]) -> Mark:
         state = "late"
     else:
         state = "partly" if dropped or zero else "kept"
-    counts = {"learned from": kept, "without signal": zero, "dropped": dropped, "rejected": rejected}
+    counts = {"learned from": kept, "without signal": zero}
+    counts |= {f"dropped by {DROPS.get(reason, reason)}": n for reason, n in dropped.items()}
+    counts |= {f"rejected as {REASONS.get(reason, reason)}": n for reason, n in rejected.items()}
     of_one = "" if came else "nothing came; "
     of_peers = f"{came} of {len(others)} came; " if len(others) > 1 else of_one
     words = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing of it"
