@@ -17,7 +17,7 @@ from ftis.config import ModelError, PeerConfig, RecipeError
 from ftis.engines.builtin import _Rows, builtin_sampler
 from ftis.engines.decoder import fuses
 from ftis.engines.head import ChunkedHead
-from ftis.engines.kept import share_frozen
+from ftis.engines.kept import holds_as_kept, share_frozen
 from ftis.engines.lines import Lines
 from ftis.engines.optimizers import load_state
 from ftis.member import Cursor
@@ -45,6 +45,22 @@ def one_step(policy: Policy) -> None:
 
 def changed(before: dict[str, torch.Tensor], policy: Policy) -> set[str]:
     return {name for name, value in weights(policy).items() if not torch.equal(value, before[name])}
+
+
+@pytest.mark.parametrize(("exact_from", "holds"), [(8, True), (11, True), (24, False)])
+def test_a_check_that_bfloat16_is_too_coarse_for_is_tried_in_float16(
+    exact_from: int, holds: bool, tiny_policy: TinyPolicy
+) -> None:
+    bits, tried = {torch.bfloat16: 8, torch.float16: 11}, list[torch.dtype]()
+
+    def check() -> bool:
+        tried.append(torch.get_autocast_dtype("cpu"))
+        return bits[tried[-1]] >= exact_from
+
+    low = tiny_policy(**LORA, dtype="bfloat16", frozen_dtype="bfloat16").model
+    assert holds_as_kept(low, check) == holds
+    assert tried == list(bits)[: 1 if exact_from == 8 else 2]
+    assert holds_as_kept(tiny_policy(**LORA).model, lambda: not torch.is_autocast_enabled("cpu"))
 
 
 @pytest.mark.parametrize("packed_from", [0, 2**18])

@@ -136,6 +136,20 @@ def test_a_lora_policy_is_sampled_with_its_adapter(sampler: Sampler, tiny_policy
     check_drawn(policy, PROMPTS, groups)
 
 
+@SAMPLERS
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_the_output_layer_gets_no_slice(sampler: Sampler, train: str, tiny_policy: TinyPolicy) -> None:
+    """Of a slice torch may copy the layer's weights for each row."""
+    policy, seen = tiny_policy(train=train, dtype="bfloat16"), list[bool]()
+    policy.model.get_output_embeddings().register_forward_pre_hook(
+        lambda head, given: seen.append(given[0].is_contiguous())
+    )
+    sampler(policy, PROMPTS, 2, Decoding(3), 0)
+    policy.logps(PROMPTS, rows_of((4,) * len(PROMPTS)), 1.0)
+    assert seen
+    assert all(seen)
+
+
 @torch.no_grad()
 def full_logits(policy: Policy, prompt: np.ndarray, rollout: Rollout) -> np.ndarray:
     """Logits [T, V] of each completion token, from one plain forward."""

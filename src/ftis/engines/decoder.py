@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
-from ftis.engines.kept import callable_as_kept, within_tolerance
+from ftis.engines.kept import holds_as_kept, within_tolerance
 from ftis.engines.lengths import Window, attention_windows, named_lengths
 from ftis.engines.linear import Linear
 from ftis.engines.slots import rows_attending
@@ -342,8 +342,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> T
 def fuses(model: Any) -> bool:
     """Whether :class:`FusedDecoder` computes as ``model`` does. Each model is checked once."""
     if model not in _FUSES:
-        with callable_as_kept(model):
-            _FUSES[model] = _computes_the_same(model)
+        _FUSES[model] = holds_as_kept(model, lambda: _computes_the_same(model))
     return _FUSES[model]
 
 

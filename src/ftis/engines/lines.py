@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ftis.engines.kept import callable_as_kept, within_tolerance
+from ftis.engines.kept import callable_as_kept, holds_as_kept, within_tolerance
 from ftis.engines.lengths import BySwitch, Window, attention_windows, switch_of
 from ftis.engines.models import UNABLE
 from ftis.engines.rows import PaddedRows, shared_beginning
@@ -225,8 +225,9 @@ def fit(model: Any, device: torch.device) -> Forward:
     Raises:
         ModelError: a row's numbers depend on its very length.
     """
+    line = holds_as_kept(model, lambda: runs_lines(model, device))
     with callable_as_kept(model):
-        line, switch = runs_lines(model, device), switch_of(model, device)
+        switch = switch_of(model, device)
     forward = Lines(model, device, attention_windows(model)) if line else PaddedRows(model, device)
     return forward if switch is None else BySwitch(forward, switch, forward.padding_cost)
 

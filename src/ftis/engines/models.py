@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from ftis.config import ModelError, PeerConfig, first_line
-from ftis.engines.kept import checkpoint_layers, keep_frozen_in_bfloat16, share_frozen
+from ftis.engines.kept import checkpoint_layers, contiguous_to_head, keep_frozen_in_bfloat16, share_frozen
 from ftis.engines.optimizers import bitsandbytes
 from ftis.engines.places import CHECKPOINT, only_here
 from ftis.engines.sources import NO_CODE, adapter_config, check_directory, place_of_base, why_not_loaded
@@ -163,6 +163,7 @@ def with_trainable(model: PreTrainedModel, config: PeerConfig, adapter: Path | N
     trainable = _chosen(model, config, adapter)
     if config.frozen_dtype == "bfloat16":
         keep_frozen_in_bfloat16(trainable)
+    contiguous_to_head(trainable)
     trainable = trainable.to(resolve_device(config.device))
     if config.train == "lora":
         share_frozen(trainable)
