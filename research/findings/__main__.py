@@ -51,6 +51,7 @@ class Summary(BaseModel):
         comparisons: comparisons in the family that p is corrected for; 0 where the table gives no verdicts.
         differences: columns whose numbers are differences, written with their sign.
         digits: digits of columns that have others than three.
+        per_seed: of an arm, the mean over peers by seed. Another arm can be compared with it when the records are gone.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +63,7 @@ class Summary(BaseModel):
     comparisons: int = Field(ge=0)
     differences: tuple[str, ...] = ()
     digits: Mapping[str, int] = {}
+    per_seed: Mapping[str, tuple[Share, ...]] = {}
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
@@ -72,7 +74,24 @@ class Summary(BaseModel):
                 raise ValueError(f"row {row[:1]} has {len(row)} cells; the table has {len(self.columns)} columns")
         if unknown := {*self.differences, *self.digits} - {*self.columns}:
             raise ValueError(f"differences and digits name columns that are not there: {sorted(unknown)}")
+        self._agrees_with_each_seed()
         return self
+
+    def _agrees_with_each_seed(self) -> None:
+        """Compute the means and differences of arms with values by seed a second time."""
+        rows = {row[0]: dict(zip(self.columns, row, strict=True)) for row in self.rows}
+        for arm, values in self.per_seed.items():
+            if arm not in rows or len(values) != len(self.seeds):
+                raise ValueError(f"per_seed: {arm!r} has no row, or not one value for each seed")
+            expected = {"mean": fmean(values)}
+            for other, base in self.per_seed.items():
+                expected[f"against {other}"] = expected["mean"] - fmean(base)
+            for column, cell in rows[arm].items():
+                stated = cell[0] if isinstance(cell, tuple) else cell
+                if column not in expected or stated is None:
+                    continue
+                if not isinstance(stated, float) or abs(stated - expected[column]) > ROUNDING:
+                    raise ValueError(f"{arm!r}: by seed, {column} is {expected[column]:.4f}, not {stated}")
 
 
 def p_at_most(mean: float, low: float, high: float, seeds: int) -> float:
@@ -170,6 +189,7 @@ def of_results(results: StudyResults, provenance: Mapping[str, Any], command: st
 
     against = tuple(f"against {baseline}" for baseline in baselines)
     machine = provenance["machine"]
+    of_mean = results.accuracy_of_mean.get(VALIDATION, {})
     return Summary(
         command=command,
         commit=(provenance["commit"] or "unknown")[:7],
@@ -177,6 +197,7 @@ def of_results(results: StudyResults, provenance: Mapping[str, Any], command: st
         seeds=tuple(results.seeds),
         comparisons=len(results.comparisons) + len(results.together),
         differences=against,
+        per_seed={arm: tuple(of_mean[arm].per_seed[seed] for seed in results.seeds) for arm in of_mean},
         columns=(
             "arm",
             *peers,
@@ -203,11 +224,15 @@ def written(table: Summary) -> str:
     def rounded(value: Any) -> Any:
         if isinstance(value, float):
             return round(value, 4)
+        if isinstance(value, dict):
+            return {key: rounded(inner) for key, inner in value.items()}
         return [rounded(inner) for inner in value] if isinstance(value, list) else value
 
     fields = table.model_dump(mode="json", exclude_defaults=True)
     rows = ",\n".join(f"  {json.dumps(rounded(row), ensure_ascii=False)}" for row in fields.pop("rows"))
-    head = "".join(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)},\n" for key, value in fields.items())
+    head = "".join(
+        f" {json.dumps(key)}: {json.dumps(rounded(value), ensure_ascii=False)},\n" for key, value in fields.items()
+    )
     return f'{{\n{head} "rows": [\n{rows}\n ]\n}}\n'
 
 

@@ -108,3 +108,10 @@ def test_an_experiment_becomes_a_table(tmp_path: Path) -> None:
             assert cell[0] == pytest.approx(c.mean, abs=5e-5)
             assert is_shown(cell, made) == (c.label != "no difference shown")
     assert json.loads(written(made))["seeds"] == [0, 1, 2, 3, 4]
+    for arm, values in made.per_seed.items():
+        assert np.mean(values) == pytest.approx(arms[arm]["mean"], abs=1e-4)
+    assert made.per_seed.keys() == {*results.arms}
+    fields = json.loads(written(made))
+    for wrong in ([0.1] * 5, fields["per_seed"]["F-TIS"][:4]):
+        with pytest.raises(ValidationError):
+            Summary.model_validate(fields | {"per_seed": fields["per_seed"] | {"F-TIS": wrong}})
