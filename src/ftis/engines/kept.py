@@ -26,24 +26,22 @@ def keep_frozen_in_bfloat16(model: Any) -> None:
     model.get_input_embeddings().register_forward_hook(lambda module, ids, embedded: embedded.float())
 
 
-def callable_as_kept(model: Any) -> AbstractContextManager[None]:
-    """A context in which a model can be called by itself: one with weights in bfloat16 needs autocast."""
+def callable_as_kept(model: Any, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[None]:
+    """A context in which a model can be called by itself: one with weights in bfloat16 needs autocast, to ``dtype``."""
     if not in_bfloat16(model):
         return nullcontext()
-    return torch.autocast(model.get_input_embeddings().weight.device.type, dtype=torch.bfloat16)
+    return torch.autocast(model.get_input_embeddings().weight.device.type, dtype=dtype)
 
 
 def holds_as_kept(model: Any, check: Callable[[], bool]) -> bool:
     """Whether a check of a model's logits holds. Many layers round more in bfloat16 than :func:`tolerance` has room
     for. So weights in bfloat16 have a second try in float16, with three bits more."""
-    if not in_bfloat16(model):
-        return check()
-    device = model.get_input_embeddings().weight.device.type
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast(device, dtype=dtype):
-            if check():
-                return True
-    return False
+
+    def holds(dtype: torch.dtype) -> bool:
+        with callable_as_kept(model, dtype):
+            return check()
+
+    return holds(torch.bfloat16) or (in_bfloat16(model) and holds(torch.float16))
 
 
 def in_bfloat16(model: Any) -> bool:
