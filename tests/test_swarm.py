@@ -20,7 +20,8 @@ from light_swarm import free_port
 from run_files import without_times
 from watched import HUNG, Watched
 
-from ftis.directory.claiming import swarm_lock
+from ftis.config import RunError
+from ftis.directory.claiming import claim, swarm_lock
 from ftis.directory.rollback import roll_back
 from ftis.joining import join as swarm
 from ftis.joining import network
@@ -332,6 +333,23 @@ def test_a_peer_that_is_being_trained_is_not_overwritten(place: Path, capsys: Ca
             assert ftis(*dry[:-1], more) == 1
     assert "in use by another process" in capsys.readouterr().err
     assert (directory / "recipe.json").exists()
+
+
+def test_a_peer_resumes_on_other_cores_and_not_without_its_checkpoints(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load("recipe.toml", ["network.open=true", "threads=0"])
+    able = swarm.ready(recipe, "a")
+    claim(able.directory, False, able.swarm, tasks=able.own.tasks, joined="a")
+    peer = able.directory / "F-TIS" / "a"
+    peer.mkdir(parents=True)
+    (peer / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
+    monkeypatch.setattr(swarm, "cores", lambda: 97)
+    with pytest.raises(RunError, match="3 finished rounds and no checkpoint"):
+        swarm.ready(recipe, "a", resume=True)
+    assert swarm.ready(recipe, "a", resume=True, back_to=0).swarm.threads != able.swarm.threads
+    (peer / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in (9, 10)))  # it came late
+    swarm.ready(recipe, "a", resume=True)
 
 
 def test_a_run_started_anew_is_the_same_peer_to_the_others(place: Path) -> None:

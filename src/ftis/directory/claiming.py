@@ -17,12 +17,13 @@ from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_s
 from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, recorded_recipe, write_run
 
 FREE_ON_RESUME = (
-    *("output_dir", "processes", "offload", "report_to", "experiment", "network", "honesty", "peers.*.cuda_graphs"),
+    *("output_dir", "processes", "threads", "offload", "report_to", "experiment", "network", "honesty"),
+    "peers.*.cuda_graphs",
     *("training.rounds", "training.eval_every", "training.save_every", "training.save_total_limit"),
     "training.load_best_model_at_end",
 )
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
-sets the honesty test's threshold; no other changes the numbers of honest peers."""
+sets the honesty test's threshold, and ``threads`` changes last bits; no other changes the numbers of honest peers."""
 BEGUN = (EVALUATIONS, METRICS)
 """Records of a run that has begun; a TRL script lacks evaluations. A run without records has nothing to lose."""
 NOTED = ("training.", "honesty.", "experiment.")

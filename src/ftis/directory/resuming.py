@@ -28,7 +28,7 @@ def require_checkpoint(directory: Path, swarm: Recipe) -> None:
     first = longest_unsaved(directory.parent, directory.name, swarm.training.save_every)
     for peer in swarm.peers:
         path = directory / peer.name
-        finished = PeerRun.read(path).step
+        finished = len(PeerRun.read(path).rounds)  # a late peer begins with a later round
         if finished > first and not saved_steps(path):
             raise RunError(
                 f"{path} has {finished} finished rounds and no checkpoint, so the arm would begin again and its "

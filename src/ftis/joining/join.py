@@ -22,7 +22,7 @@ import torch
 
 from ftis.config import ArmConfig, Recipe, RecipeError
 from ftis.directory.claiming import claim, delete_run, may_claim, require_free, swarm_lock
-from ftis.directory.resuming import repeats
+from ftis.directory.resuming import repeats, require_checkpoint
 from ftis.joining.network import credentials, identity_directory, in_network
 from ftis.machine.resources import cores
 from ftis.preparing.checks import Checked, check
@@ -123,6 +123,8 @@ def ready(
     require_free([swarm_lock(directory / arm_name, swarm)])
     if not overwrite:
         may_claim(directory, resume, swarm, tasks=own.tasks, back_to=back_to, only=(arm_name,))
+        if back_to is None:
+            require_checkpoint(directory / arm_name, own.arms[0].recipe)
     return Ready(arm_name, swarm, own, directory)
 
 
