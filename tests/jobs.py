@@ -29,7 +29,7 @@ def wait_for_stop(touched: Path, say: Say, stop: Stop) -> None:
     say(PeerStopped(os.getpid()))
 
 
-def fail(error: Exception, wait_for: Path, say: Say, stop: Stop) -> None:
+def fail(error: BaseException, wait_for: Path, say: Say, stop: Stop) -> None:
     while not wait_for.exists():
         threading.Event().wait(0.01)
     raise error

@@ -35,7 +35,7 @@ from ftis.models import pretrained, starters
 from ftis.peer import Peer
 from ftis.recipe.arms import experiment_directory, keep_arms
 from ftis.recipe.parsing import load
-from ftis.records.files import locked, read_jsonl
+from ftis.records.files import locked, read_jsonl, saved_steps
 from ftis.records.plan import write_experiment
 from ftis.records.rollouts import read_rollouts
 from ftis.records.writing import Records
@@ -287,6 +287,26 @@ def test_a_stopped_run_saves_the_round_that_it_is_in(workplace: Path, way: str, 
     assert 3 < done < 1000
     for peer in "ab":
         assert (run_of(workplace) / "F-TIS" / peer / f"checkpoint-{done}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["inline", "parallel"])
+def test_a_run_saves_its_rounds_if_nobody_reads_its_output_any_more(workplace: Path, way: str) -> None:
+    keys = ("training.rounds=1000", "training.eval_every=0", "training.save_every=1000", f"processes={way}")
+    line = command("train", "recipe.toml", *(f"--set={key}" for key in keys))
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("round 2 " in line for line in process.stdout)
+            process.stdout.close()
+            assert process.wait(timeout=HUNG) == 130
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+    for peer in "ab":
+        place = run_of(workplace) / "F-TIS" / peer
+        assert saved_steps(place) == [len(read_jsonl(place / "metrics.jsonl"))]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import math
 import operator
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -548,6 +549,18 @@ def test_two_peers_play_and_learn_together(
     again = load(recipe, overrides=[f"output_dir={tmp_path / 'again'}", "processes=parallel"])
     assert train(again)
     assert differences(records_of(tmp_path / "again" / "tiny-seed0"), records_of(run)) == []
+
+
+def test_problems_out_of_distribution_are_asked_without_the_environment(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": "Which colour has the sky?"[:length], "answer": "blue"} for length in range(15, 25)]
+    (tmp_path / "colours.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = write_game(tmp_path, models, "guess", "a")
+    recipe.write_text(recipe.read_text() + '\n[[ood]]\nname = "jsonl"\npath = "colours.jsonl"\n')
+    with closing(assemble(load(recipe), "a", tmp_path)) as trainer:
+        assert [exam.episodes is None for exam in trainer.splits.values()] == [False, True]
 
 
 def test_an_environments_mistake_is_one_line_with_its_place(

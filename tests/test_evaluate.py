@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -22,9 +23,11 @@ from ftis.policy import Policy
 from ftis.recipe.arms import arms_of
 from ftis.records.files import read_jsonl
 from ftis.rollouts import Prompt, Rollout
+from ftis.run import assembly
 from ftis.run.assembly import assemble
 from ftis.run.evaluate import EVAL_BATCH, HEARD_EVERY, Answered, EvalSamples, Evaluation, Exam
 from ftis.sampling import Decoding, Sampler
+from ftis.tasks.problems import load_task
 from recipes import write_recipe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -260,6 +263,21 @@ def test_no_problem_is_asked_that_the_recipe_may_train_on(tmp_path: Path) -> Non
         answered.append({row["question"] for row in read_jsonl(tmp_path / "out.jsonl")})
     assert answered[0] == answered[1] > answered[2]
     assert [len(questions) for questions in answered] == [5, 5, 3]
+
+
+def test_a_task_without_problems_to_answer_and_a_place_that_cannot_be_written_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(*of: object) -> NoReturn:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr(Policy, "load", loads)
+    (tmp_path / "file").touch()
+    assert ftis("eval", "starter:small", *DEMO, "--output", str(tmp_path / "file" / "out.jsonl")) == 1
+    assert "error: " in capsys.readouterr().err
+    monkeypatch.setattr(assembly, "load_task", lambda config: replace(load_task(config), validation=()))
+    assert ftis("eval", "starter:small", *DEMO) == 1
+    assert "no problems to validate with" in capsys.readouterr().err
 
 
 def test_a_model_runs_as_a_peer_of_the_recipe_does(

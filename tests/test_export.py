@@ -14,6 +14,7 @@ import torch
 from commands import ftis, trained
 from huggingface_hub.repocard import metadata_load
 from peft import AutoPeftModelForCausalLM
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ftis.config import PeerConfig, RunError
@@ -171,6 +172,20 @@ def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_no_part(
         told = capsys.readouterr().err
         assert told.count("\n") == 1
         assert [part for part in parts if part not in told] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_a_full_disk_does_not_take_are_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*of: object, **keys: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    assert ftis("export", str(run), "--peer", "a", "--dtype", "bfloat16", "--to", str(tmp_path / "out")) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "No space left" in told
     assert list(tmp_path.iterdir()) == []
 
 

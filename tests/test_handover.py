@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from conftest import TinyPolicy, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 from run_files import differences, records_of
+from safetensors import SafetensorError
 from twin import Twin, twin_of, with_twin
 
 import ftis
 from ftis.config import FtisError, Recipe
 from ftis.engines.agreement import Rows, rounding
-from ftis.engines.handover import Copied, SamplerError, explained_by
+from ftis.engines.handover import Copied, SamplerError, Written, explained_by
 from ftis.policy import Policy
 from ftis.recipe.arms import run_directory
 from ftis.recipe.parsing import load
@@ -129,6 +131,18 @@ def test_small_updates_that_are_not_handed_over_add_up_until_they_are_found(pair
     go_on(1)
     with pytest.raises(SamplerError, match="has not taken the new weights"):
         go_on(20)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("No space left")])
+def test_weights_that_a_full_disk_does_not_take_name_the_place(
+    error: Exception, tiny_policy: TinyPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, written = tiny_policy("llama"), Written(str(tmp_path))
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", Mock(side_effect=error))
+    with pytest.raises(SamplerError, match=f"cannot be written to {tmp_path}.*No space left"):
+        written.adapter(policy)
+    with pytest.raises(SamplerError, match="No space left"), written.weights(policy, torch.float32):
+        pass
 
 
 def test_an_update_that_moves_nothing_accuses_nobody(pair: Sampler) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.dataset as ds
@@ -222,7 +224,7 @@ def test_no_tracker_stays_open_if_another_one_or_the_peer_cannot_be_opened(
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=refuse))
-    with pytest.raises(ConnectionError):
+    with pytest.raises(TrackerError, match="report_to: trackio raised ConnectionError: nobody there"):
         open_trackers(["wandb", "trackio"], "project", "first", tmp_path)
     assert calls == ["first", "finish"]
 
@@ -233,6 +235,11 @@ def test_no_tracker_stays_open_if_another_one_or_the_peer_cannot_be_opened(
     plain = recipe.model_copy(update={"peers": [peer.model_copy(update={"attack": None}) for peer in recipe.peers]})
     assemble(plain, "a", tmp_path / "a", tracked_as="third").close()
     assert calls == ["first", "finish", "third", "finish"]
+    monkeypatch.setattr(FakeRun, "finish", Mock(side_effect=ValueError("never begun")))
+    with pytest.raises(KeyError, match="the run's own"), closing(assemble(plain, "a", tmp_path / "a", tracked_as="x")):
+        raise KeyError("the run's own")
+    with pytest.raises(TrackerError, match="never begun"):
+        assemble(plain, "a", tmp_path / "a", tracked_as="y").close()
 
 
 def test_a_tracker_that_raises_is_named_and_what_it_was_told_of_is_recorded(tmp_path: Path) -> None:
@@ -243,12 +250,14 @@ def test_a_tracker_that_raises_is_named_and_what_it_was_told_of_is_recorded(tmp_
         def finish(self) -> None:
             raise ValueError("never begun")
 
-    records = Records(tmp_path, [Broken()])
+    other = Mock()
+    records = Records(tmp_path, [Broken(), other])
     records.round(record(1, reward=0.5))
     with pytest.raises(TrackerError, match="report_to: Broken raised ConnectionError: nobody there; mend"):
         records.report({"step": 1, "reward": 0.5})
-    with pytest.raises(TrackerError, match="ValueError: never begun"):
+    with pytest.raises(TrackerError, match="Broken raised ValueError: never begun"):
         records.close()
+    other.finish.assert_called_once_with()
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1]
 
 

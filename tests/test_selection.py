@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -129,6 +130,12 @@ def test_a_recipe_names_functions_and_classes() -> None:
     ):
         with pytest.raises(RecipeError, match=said):
             selections_of(recipe_of("ada", "bob", selections=[path]), "ada", OBJECTIVES["TIS"])
+    bound = partial(halves)
+    (made,) = selections_of(recipe_of("ada", "bob"), "ada", replace(OBJECTIVES["TIS"], selections=(bound,)))[-1:]
+    assert made.shares(judged_of([1.0, -1.0])).tolist() == halves(judged_of([1.0, -1.0])).tolist()
+    wrong: Any = KLFilter(F_TIS)
+    with pytest.raises(RecipeError, match="is a KLFilter"):
+        selections_of(recipe_of("ada", "bob"), "ada", replace(OBJECTIVES["TIS"], selections=(wrong,)))
 
 
 def test_among_strangers_others_failures_are_dropped_and_own_ones_are_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -109,6 +110,29 @@ def test_a_sampler_that_knows_of_no_stop_strings_is_cut(policy: Policy) -> None:
     sampler.close()
     long.weights_moved.assert_called_once_with(policy)
     long.close.assert_called_once_with()
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [],
+        [[1]],
+        [[1, 2, 3]],
+        [[np.zeros(2, np.int64), 2]],
+        [[np.zeros(6, np.int32), 2]],
+        [[1, np.zeros(2, np.float64)]],
+    ],
+)
+def test_what_a_sampler_must_not_return_names_it(groups: list[list[Any]], policy: Policy) -> None:
+    def rollout(wrong: Any) -> Rollout:
+        if isinstance(wrong, int):
+            return Rollout(np.zeros(wrong, np.int32), np.zeros(wrong, np.float32))
+        ids = wrong if wrong.dtype.kind == "i" else np.zeros(len(wrong), np.int32)
+        return Rollout(ids, wrong if wrong.dtype.kind == "f" else np.zeros(len(wrong), np.float32))
+
+    wrong = Mock(return_value=[tuple(map(rollout, group)) for group in groups])
+    with pytest.raises(RecipeError, match="Mock returned"):
+        Stopping(wrong)(policy, PROMPTS[:1], 2, Decoding(5), 0)
 
 
 @pytest.mark.parametrize("name", ["auto", "builtin", "transformers"])

@@ -9,14 +9,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
+from unittest.mock import Mock
 
 import pytest
+import torch
 from jobs import count, fail, free_a_block, wait_for_stop
 
+from ftis import cli
 from ftis.check.preflight import sound_process
 from ftis.config import FtisError, RunError
-from ftis.experiment.workers import Job, run_jobs, without_signals
-from ftis.records.events import Event, PeerFinished, PeerStarted, PeerStopped
+from ftis.experiment.workers import Job, _work, run_jobs, without_signals
+from ftis.records.events import Event, Failed, PeerFinished, PeerStarted, PeerStopped
 
 REMEDY = "start it again"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -46,9 +51,10 @@ def test_what_jobs_say_arrives_whole_and_in_order() -> None:
         (FtisError("the model is too large: take a smaller one"), "^the model is too large: take a smaller one$"),
         (OSError(28, "No space"), r"^bad: .*jobs.py, line \d+, in fail: OSError: .*No space; mend it there"),
         (KeyError("x"), r"^bad: .*jobs.py, line \d+, in fail: KeyError: 'x'; mend it there"),
+        (SystemExit(0), r"process of bad died \(exit code 0\): .* then start it again$"),
     ],
 )
-def test_a_failure_stops_the_others_and_is_raised(error: Exception, said: str, tmp_path: Path) -> None:
+def test_a_failure_stops_the_others_and_is_raised(error: BaseException, said: str, tmp_path: Path) -> None:
     heard: list[Event] = []
     ready = tmp_path / "ready"
     jobs = [Job("good", wait_for_stop, (ready,)), Job("bad", fail, (error, ready)), Job("never", count, (1,))]
@@ -65,6 +71,30 @@ def test_a_failure_of_the_package_itself_is_told_as_such(tmp_path: Path) -> None
         jobs = [Job("bad", sound_process, (None, "a", 1, place))]
         with pytest.raises(RunError, match=said):
             run_jobs(jobs, 1, lambda event: None, threading.Event(), REMEDY)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate")])
+def test_memory_that_ran_out_is_one_line_in_a_command_and_in_a_job(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**keys: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(cli, "app", lambda arguments: full())
+    monkeypatch.setattr("ftis.cli.error_of_own_code", lambda error: None)  # this file is a user's to it
+    monkeypatch.setattr("ftis.experiment.workers.error_of_own_code", lambda error: None)
+    with pytest.raises(SystemExit):
+        cli.main([])
+    said: list[object] = []
+    parent = SimpleNamespace(send=said.append, say=None, ask=None, stop=None)
+    monkeypatch.setattr("ftis.experiment.workers.Parent", lambda pipe: parent)
+    with monkeypatch.context() as handlers:
+        handlers.setattr(signal, "signal", lambda *of: None)
+        _work(Job("large", lambda say, stop: full(), ()), Mock())
+    for told in (capsys.readouterr().err, cast(Failed, said[0]).message + "\n"):
+        assert "memory ran out: " in told
+        assert "frozen_dtype" in told
+        assert told.count("\n") == 1
 
 
 def test_a_killed_process_is_noticed(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from ftis.cli_options import (
     step_of,
 )
 from ftis.config import FtisError, Recipe, did_you_mean, nearest
-from ftis.machine.resources import keep_freed_memory, name_places_of_crashes, share_cores
+from ftis.machine.resources import keep_freed_memory, memory_ran_out, name_places_of_crashes, share_cores
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
 from ftis.recipe.parsing import load, ready_made, split_override
@@ -466,6 +466,9 @@ def evaluate_model(
     """
     loaded = load(recipe, set_ or [])
     sampling = loaded.sampling
+    if output:  # a place that cannot be written is refused before the answers
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.touch()
     with busy(LOADING) as doing:
         from ftis.check.quantities import counted, in_time
         from ftis.library import open_exam
@@ -499,7 +502,6 @@ def evaluate_model(
                 for row, completions, rewards in zip(rows, drawn.completions, drawn.rewards, strict=True):
                     row |= {"samples": completions, "sample_rewards": rewards}
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(output, rows)
 
 
@@ -590,7 +592,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except Exception as error:
-        if (own := error_of_own_code(error)) is None and not isinstance(error, (FtisError, OSError)):
+        known = error_of_own_code(error) or memory_ran_out(error)
+        if known is None and not isinstance(error, (FtisError, OSError)):
             raise
-        errors.print(f"error: {own or error}")
+        errors.print(f"error: {known or error}")
         sys.exit(1)

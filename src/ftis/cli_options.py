@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,17 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from ftis.records.reading import Run
 
-console = Console(
+
+class Output(Console):
+    """A console whose reader may leave, as ``head`` does. This ends a command as SIGTERM does: peers save first."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        signal.raise_signal(signal.SIGTERM)
+
+
+console = Output(
     width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False
 )
 errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)

@@ -206,15 +206,15 @@ def selections_of(recipe: Recipe, own: str, objective: Objective) -> tuple[Selec
     """
     selections: list[Selection] = [KLFilter(objective)] if objective.filtered else []
     selections += [made for name in SELECTIONS if (made := look_up(name, "selection", SELECTIONS)(recipe, own))]
-    added = [(found, found.__name__) for found in objective.selections]
-    for path in recipe.training.selections:
-        found = look_up(path, "training.selections")
+    added = [("an objective's selections", getattr(f, "__name__", repr(f)), f) for f in objective.selections]
+    added += [
+        ("training.selections", path, look_up(path, "training.selections")) for path in recipe.training.selections
+    ]
+    for key, path, found in added:
         if not callable(found):
-            raise RecipeError(f"training.selections: {path!r} is a {type(found).__name__}, not a function or a class")
-        added.append((found, path.rpartition(".")[2]))
-    for found, name in added:
+            raise RecipeError(f"{key}: {path!r} is a {type(found).__name__}, not a function or a class")
         if inspect.isclass(found):
             selections.append(cast(Callable[[Recipe, str], Selection], found)(recipe, own))
         else:
-            selections.append(OfShares(found, name))
+            selections.append(OfShares(found, path.rpartition(".")[2]))
     return tuple(selections)

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
-from ftis.config import FtisError
+from ftis.config import FtisError, first_line
 from ftis.engines.agreement import LARGEST_GAP, ROUNDED, Nats, Rows, plain_logps, rms, rounding
 from ftis.engines.stops import holds
 from ftis.machine.resources import in_background
@@ -285,7 +286,11 @@ _REMEDY = (
 
 class Written:
     """Weights in a temporary directory in ``directory``, which engines elsewhere read by the same path. The directory
-    is deleted together with this object."""
+    is deleted together with this object.
+
+    Raises:
+        SamplerError: they cannot be written.
+    """
 
     def __init__(self, directory: str | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ftis-vllm-", dir=directory))
@@ -297,7 +302,8 @@ class Written:
         self._number += 1
         shutil.rmtree(self.directory / f"{self._number - 2}", ignore_errors=True)
         place = self.directory / f"{self._number}"
-        policy.save_pretrained(place)
+        with self._errors_named():
+            policy.save_pretrained(place)
         return place
 
     @contextmanager
@@ -305,11 +311,21 @@ class Written:
         """A context with all of the policy's weights in a directory, in the engine's precision."""
         place = self.directory / "weights"
         weights = {name: p.detach().to(dtype) for name, p in policy.model.named_parameters()}
-        policy.model.save_pretrained(place, state_dict=weights)
         try:
+            with self._errors_named():
+                policy.model.save_pretrained(place, state_dict=weights)
             yield place
         finally:
-            shutil.rmtree(place)
+            shutil.rmtree(place, ignore_errors=True)
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise SamplerError(
+                f"the sampler's weights cannot be written to {self.directory} ({first_line(error)}): free space there"
+            ) from error
 
 
 class Way(NamedTuple):

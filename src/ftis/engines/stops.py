@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from ftis.config import RecipeError, excerpt
 from ftis.policy import Policy
 from ftis.rollouts import Rollout
 from ftis.sampling import Decoding, Prompts, Sampler
@@ -57,6 +61,7 @@ class Stopping(Sampler):
         self, policy: Policy, prompt_ids: Prompts, repeats: int, decoding: Decoding, seed: int, batch_size: int = 0
     ) -> list[tuple[Rollout, ...]]:
         groups = self.sampler(policy, prompt_ids, repeats, decoding, seed, batch_size)
+        self._require_groups(groups, len(prompt_ids), repeats, decoding.max_completion_length)
         if not decoding.stop:
             return groups
 
@@ -65,6 +70,19 @@ class Stopping(Sampler):
             return Rollout(rollout.completion_ids[:n], rollout.gen_logp[:n])
 
         return [tuple(map(ended, group)) for group in groups]
+
+    def _require_groups(self, groups: Sequence[Sequence[Rollout]], prompts: int, repeats: int, most: int) -> None:
+        """Refuse what a user's sampler must not return: others would reject it, and this peer would learn from it."""
+        name = f"sampling.sampler: {type(self.sampler).__name__} returned"
+        if (sizes := [len(group) for group in groups]) != [repeats] * prompts:
+            raise RecipeError(f"{name} groups of {excerpt(sizes)} rollouts for {prompts} prompts × {repeats}")
+        for rollout in itertools.chain(*groups):
+            ids, logp = rollout.completion_ids, rollout.gen_logp
+            if ids.dtype != np.int32 or logp.dtype != np.float32 or not 1 <= len(ids) <= most:
+                raise RecipeError(
+                    f"{name} {len(ids)} ids of {ids.dtype} with log-probabilities of {logp.dtype}: return 1 to {most} "
+                    f"ids of int32, with float32"
+                )
 
     def weights_moved(self, policy: Policy) -> None:
         self.sampler.weights_moved(policy)

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftis.config import FtisError, RunError
-from ftis.machine.resources import keep_freed_memory, name_places_of_crashes
+from ftis.machine.resources import keep_freed_memory, memory_ran_out, name_places_of_crashes
 from ftis.recipe.own_code import error_of_own_code
 from ftis.records.events import AskedToStop, Event, Failed, Say
 
@@ -76,7 +76,8 @@ class Answered:
     answer: Any
 
 
-STOP = "stop"
+STOP, DONE = "stop", "done"
+"""A parent's request, and the last word of a job that has returned."""
 
 
 @contextmanager
@@ -125,7 +126,7 @@ def run_jobs(
     """
     if not jobs:
         return
-    context, waiting, running = _context(), deque(jobs), dict[str, Worker]()
+    context, waiting, running, done = _context(), deque(jobs), dict[str, Worker](), set[str]()
     failure: str | None = None
     asked = False
     with interrupts(say, stop):
@@ -146,6 +147,8 @@ def run_jobs(
                             turns.asks(label, message.question)
                         elif isinstance(message, Failed):
                             failure = failure or message.message
+                        elif message == DONE:
+                            done.add(label)
                         else:
                             say(message)
                     if ended:
@@ -153,11 +156,11 @@ def run_jobs(
                         worker.pipe.close()
                         if turns:
                             turns.left(label)
-                        if code := worker.process.exitcode:
+                        if label not in done:
                             failure = failure or (
-                                f"the process of {label} died (exit code {code}): see whether memory ran out, whether "
-                                f"a function of yours ends its process, and whether a script of yours trains outside "
-                                f'if __name__ == "__main__":, then {remedy}'
+                                f"the process of {label} died (exit code {worker.process.exitcode}): see whether "
+                                f"memory ran out, whether a function of yours ends its process, and whether a script "
+                                f'of yours trains outside if __name__ == "__main__":, then {remedy}'
                             )
                 while turns and (replies := turns.next()):
                     for label, reply in replies:
@@ -235,14 +238,14 @@ class Parent:
 
     def say(self, event: Event) -> None:
         """Report an event."""
-        self._send(event)
+        self.send(event)
 
     def ask(self, question: Any) -> Any:
         """Ask, and wait for the answer."""
-        self._send(Asked(question))
+        self.send(Asked(question))
         return self._answers.get()
 
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
         with self._one_at_a_time:
             self._pipe.send(message)
 
@@ -276,10 +279,11 @@ def _work(job: Job, pipe: Connection) -> None:
     except Exception as error:
         if own := error_of_own_code(error):
             failure = f"{job.label}: {own}"
+        elif memory := memory_ran_out(error):
+            failure = f"{job.label}: {memory}"
         elif isinstance(error, OSError):
             failure = f"{job.label}: {error}; mend it, then start the same command again"
         else:
             failure = f"{job.label} met a bug:\n{traceback.format_exc()}"
-    if failure is not None:
-        with suppress(OSError):  # the parent is gone
-            parent.say(Failed(failure))
+    with suppress(OSError):  # the parent is gone
+        parent.send(DONE if failure is None else Failed(failure))

@@ -146,6 +146,17 @@ def share_cores() -> None:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def memory_ran_out(error: BaseException) -> str | None:
+    """An error of memory that ran out, in words with its remedies; None for any other."""
+    if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":  # torch may not be loaded
+        return None
+    reason = (str(error) or "no details").splitlines()[0]
+    return (
+        f"memory ran out: {reason}; the same command with --dry-run says what each peer needs. A smaller "
+        f'sampling.batch_size or tokens_per_microbatch, gradient_checkpointing, frozen_dtype or train = "lora" lower it'
+    )
+
+
 def keep_freed_memory() -> None:
     """Let this process keep freed blocks of up to 32 MB for its next round.
 

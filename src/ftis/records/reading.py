@@ -181,7 +181,7 @@ class PeerRun:
         """Read all records.
 
         Raises:
-            RecordsError: rounds or evaluations are damaged or too large. Damaged events are left out.
+            RecordsError: records are damaged or too large. Single damaged events are left out.
         """
         peer = PeerRun(directory)
         peer.refresh()

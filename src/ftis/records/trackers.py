@@ -31,13 +31,15 @@ class TrackerError(FtisError):
 
 
 @contextmanager
-def named(tracker: Tracker) -> Iterator[None]:
+def named(tracker: str) -> Iterator[None]:
     """Name the tracker in the error that it raises."""
     try:
         yield
+    except FtisError:
+        raise
     except Exception as error:  # the user's code, or a service that is not there
         raise TrackerError(
-            f"report_to: {type(tracker).__name__} raised {type(error).__name__}: {error}; mend it or leave it out "
+            f"report_to: {tracker} raised {type(error).__name__}: {error}; mend it or leave it out "
             f"(--set 'report_to=[]'), then run the same command with --resume"
         ) from error
 
@@ -47,11 +49,14 @@ def open_trackers(names: Sequence[str], project: str, run: str, directory: Path)
 
     Raises:
         RecipeError: a tracker does not exist, or its package is not installed.
+        TrackerError: it raised an error.
     """
     with ExitStack() as opened:  # an error in a later one closes the earlier ones
         trackers = []
         for name in names:
-            trackers.append(tracker := look_up(name, "report_to", TRACKERS)(project, run, directory))
+            open_one = look_up(name, "report_to", TRACKERS)
+            with named(name):
+                trackers.append(tracker := open_one(project, run, directory))
             opened.callback(tracker.finish)
         opened.pop_all()
         return trackers

@@ -5,7 +5,7 @@
     evaluations/<split>-<step>.jsonl   one line per problem
     rollouts/round-<number>.parquet    one row per rollout of the round
 
-A resumed peer first cuts everything back to its checkpoint, so no round is recorded twice.
+A resumed peer first cuts these back to its checkpoint, so they have no round twice. Trackers may.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ class Records:
         append_jsonl(self.directory / METRICS, record.metrics)
 
     def sync(self) -> None:
-        """Wait for the disk, so that a power failure leaves no checkpoint of rounds without records."""
+        """Wait for the disk, so that a power failure leaves no checkpoint of rounds without metrics and evaluations."""
         for name in (METRICS, EVALUATIONS):
             with (self.directory / name).open("ab") as file:
                 os.fsync(file.fileno())
@@ -60,7 +61,7 @@ class Records:
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Give the numbers of a finished round to the trackers."""
         for tracker in self.trackers:
-            with named(tracker):
+            with named(type(tracker).__name__):
                 tracker.log({k: v for k, v in metrics.items() if isinstance(v, (int, float))}, int(metrics["step"]))
 
     def evaluation(self, summary: Mapping[str, Any], problems: Iterable[Mapping[str, Any]]) -> None:
@@ -68,13 +69,15 @@ class Records:
         write_jsonl(answers_path(self.directory, summary["split"], summary["step"]), problems)
         append_jsonl(self.directory / EVALUATIONS, summary)
         for tracker in self.trackers:
-            with named(tracker):
+            with named(type(tracker).__name__):
                 tracker.log({f"eval/{summary['split']}/accuracy": summary["accuracy"]}, int(summary["step"]))
 
     def close(self) -> None:
-        for tracker in self.trackers:
-            with named(tracker):
-                tracker.finish()
+        """Finish every tracker, also after another one's error."""
+        with ExitStack() as finished:
+            for tracker in self.trackers:
+                finished.enter_context(named(type(tracker).__name__))
+                finished.callback(tracker.finish)
 
 
 class EventLog:

@@ -20,7 +20,7 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
-from ftis.prompts import Task
+from ftis.prompts import Task, TaskError
 from ftis.recipe.own_code import staying
 from ftis.records.reading import VALIDATION
 from ftis.records.trackers import open_trackers
@@ -100,8 +100,8 @@ def assemble(
             max_seconds=recipe.network.admission_seconds if networked else math.inf,
             episodes=players[0],
         )
-        problems = [*tasks[0].train, *(problem for task in tasks for problem in task.validation)]
-        longest = longest_row(problems, member.render, sampling)
+        asked = [[*tasks[0].train, *tasks[0].validation], *(task.validation for task in tasks[1:])]
+        longest = max(longest_row(*of_task, sampling) for of_task in zip(asked, renders, strict=True))
         sampler = open_sampler(sampling.sampler, policy, sampling.options, longest)
         opened.callback(sampler.close)
         attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
@@ -182,6 +182,8 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
         asked = load_task(task)
         score = load_scorer(recipe.reward, recipe.prompt, asked.answer_kind)
     problems = asked.validation
+    if not problems:
+        raise TaskError(f"task {task.name!r} has no problems to validate with: give it some, as evaluation needs them")
     if limit is not None and limit < len(problems):  # another split than the recipe's may hold training problems
         problems = tuple(subset(problems, limit, task.seed, VALIDATION))
     policy = Policy.load(config)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import GenerationConfig
 
 from ftis.config import PeerConfig, Recipe, RunError, SamplingConfig, first_line
@@ -136,7 +137,7 @@ def write(trained: Trained, to: Path, merge: bool, card: str, dtype: str = "floa
             if merge or not trained.is_adapter:
                 sampling_defaults(str(partial), trained.recipe.sampling).save_pretrained(partial)
             (partial / "README.md").write_text(card, encoding="utf-8")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise RunError(
             f"{to} cannot be written ({first_line(error)}), and nothing of it is kept: free some space, or name "
             f"another place by --to; the run is unchanged"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -274,9 +275,10 @@ class Trainer:
             checkpoint.delete(checkpoint_path(place, step))
 
     def close(self) -> None:
-        """Release the sampler, the environments and the trackers."""
-        self.peer.sampler.close()
-        for exam in self.splits.values():
-            if exam.episodes is not None:
-                exam.episodes.close()
-        self.records.close()
+        """Release the sampler, the environments and the trackers. An error of theirs does not hide an earlier one."""
+        with suppress(Exception) if sys.exception() else nullcontext(), ExitStack() as closed:
+            closed.callback(self.records.close)
+            for exam in self.splits.values():
+                if exam.episodes is not None:
+                    closed.callback(exam.episodes.close)
+            closed.callback(self.peer.sampler.close)
