@@ -57,6 +57,8 @@ class Watch:
         def assembled(recipe: Any, name: str, *of: Any, **keys: Any) -> Any:
             trainer = assemble(recipe, name, *of, **keys)
             self.policies[name] = trainer.peer.policy
+            if (copy := trainer.peer.reference_copy) is not None:
+                self.policies[f"{name}'s reference"] = copy
             return trainer
 
         def taken(offload: Offload, name: str) -> None:
@@ -163,6 +165,20 @@ def test_what_left_comes_back_into_the_same_tensors(keys: dict[str, Any], tiny_p
         found.append([tensor.detach().clone() for tensor in (*policy.model.parameters(), view)])
         del policy
     assert all(torch.equal(stayed, left) for stayed, left in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+def test_the_model_that_beta_refers_to_waits_elsewhere_too(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, keys = Watch(monkeypatch), ["objective.beta=0.1", "training.rounds=1"]
+    assert runs.run(load(family, [*keys, "name=stay", "offload=never"]))
+    watch.turns.clear()
+    assert runs.run(load(family, [*keys, "name=leave", "offload=always"]))
+    references = [of for of in watch.policies if of.endswith("reference")]
+    assert references == ["small's reference", "large's reference"]  # an adapter's is its base
+    for name, found in watch.turns:
+        assert [of for of in references if found[of]] == [of for of in references if of.startswith(name)]
+    stay, leave = (family.parent / "runs" / f"{name}-seed0" for name in ("stay", "leave"))
+    assert same(files(stay), files(leave))
 
 
 def learn(policy: Policy, gradient: float = 1.0) -> None:

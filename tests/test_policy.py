@@ -587,6 +587,18 @@ def test_a_second_adapter_on_an_adapter_is_refused(tiny_policy: TinyPolicy, tmp_
         models.require_trainable(PeerConfig(name="a", model=str(tmp_path), train="lora"), str(tmp_path))
 
 
+def test_quantised_weights_are_refused_in_one_line(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    place = shutil.copytree(tiny_model_dir(), tmp_path / "quantised")
+    described = json.loads((place / "config.json").read_text())
+    described["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (place / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ModelError, match="quantised and cannot be trained in full"):
+        models.require_trainable(PeerConfig(name="a", model=str(place)), str(place))
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:  # the library for it is not here
+        Policy.load(PeerConfig(name="a", model=str(place), train="lora", device="cpu"))
+    assert_one_line(caught)
+
+
 @pytest.mark.parametrize(("kind", "target"), [("qwen2", "embed_tokens"), ("qwen2", "lm_head"), ("llama4", "router")])
 def test_an_adapter_that_could_not_be_merged_is_refused(
     kind: str, target: str, tiny_model_dir: TinyModelDir, tmp_path: Path

@@ -20,7 +20,7 @@ from conftest import TinyModelDir, make_tokenizer
 from rich.console import Console
 
 from ftis.check import preflight as preflight_module
-from ftis.check.advice import PLAIN, advice, easy_format
+from ftis.check.advice import PLAIN, advice, easier_tasks, easy_format
 from ftis.check.plan import about_own, without_effect
 from ftis.check.preflight import LONG, Sounding, advised, example_to_show, extrapolated, sound
 from ftis.check.rates import rate_advice
@@ -31,6 +31,7 @@ from ftis.models import starters
 from ftis.policy import Policy
 from ftis.preparing import checks
 from ftis.recipe.arms import arms_of, rollouts_per_round
+from ftis.recipe.own_code import give
 from ftis.recipe.parsing import parse
 from ftis.records.events import Event, FirstGroup, GroupsTried, Place, Stopped
 from ftis.rewards.answers import graded, require_rewardable
@@ -211,6 +212,13 @@ def test_advice_leaves_out_what_the_recipe_has(
     assert "how in plain text" not in shown_of([sounding(SOME)], recipe)
 
 
+def test_a_task_of_a_notebook_has_no_options_to_lower() -> None:
+    recipe = plain_recipe(task={"name": "clock"})
+    named = recipe.task.model_copy(update={"name": give(lambda config: load_task(recipe.task))})
+    assert easier_tasks(recipe) != []
+    assert easier_tasks(recipe.model_copy(update={"task": named})) == []
+
+
 def test_a_rate_that_does_not_fit_a_model_is_told() -> None:
     small, large, starter, lora = 134_515_008, 1_543_714_304, 205_824, {"train": "lora"}
     cases: list[Any] = [
@@ -224,7 +232,7 @@ def test_a_rate_that_does_not_fit_a_model_is_told() -> None:
         (starter, {"learning_rate": 1.2e-3}, ""),
         (starter, {}, "want more"),
         (starter, lora | {"learning_rate": 3e-3}, ""),
-        (starter, lora | {"learning_rate": 1e-1}, "LoRA wants"),
+        (starter, lora | {"learning_rate": 1e-1}, "LoRA wants about 0.003"),
         (large, lora, "LoRA wants about 1e-4"),
         (large, lora | {"learning_rate": 9e-6}, "LoRA wants about 1e-4"),
         (large, lora | {"learning_rate": 1e-5}, ""),

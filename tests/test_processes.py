@@ -311,6 +311,26 @@ def test_records_without_a_checkpoint_are_not_trained_over(
 
 
 @pytest.mark.parametrize(
+    ("gpus", "devices", "parallel"),
+    [
+        (1, ["auto", "auto"], False),
+        (2, ["auto", "auto"], True),
+        (2, ["cuda", "cuda:0"], False),
+        (2, ["cuda:1", "auto"], False),
+        (2, ["auto", "cuda:0"], False),
+        (2, ["cuda:1", "cuda:0"], True),
+        (1, ["cuda:0", "cpu"], True),
+    ],
+)
+def test_peers_on_one_gpu_take_turns(
+    gpus: int, devices: list[str], parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert processes.runs_in_parallel(recipe_of(*({"device": device} for device in devices))) == parallel
+
+
+@pytest.mark.parametrize(
     ("gpus", "devices"), [(1, ["auto"] * 3), (2, ["cuda:0", "cuda:1", "cuda:0"]), (4, ["cuda:0", "cuda:1", "cuda:2"])]
 )
 def test_peers_are_spread_over_the_gpus(gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

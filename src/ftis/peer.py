@@ -55,6 +55,7 @@ class Peer:
     Attributes:
         attack: changes the groups that are offered; None for an honest peer.
         reference: with β > 0, log-probabilities of the model at the start.
+        reference_copy: the frozen copy that ``reference`` reads, if it is no adapter's base.
         learning: whether the weights may have moved in a round that is not recorded yet.
         agreed: whether sampler, learner and a plain pass gave the first rollouts the same log-probabilities.
         ahead: groups of the next round, if they were sampled already.
@@ -65,6 +66,7 @@ class Peer:
     sampler: Sampler
     attack: Attack | None = None
     reference: Callable[..., list[Floats]] | None = None
+    reference_copy: Policy | None = None
     learning: bool = False
     agreed: bool = False
     ahead: Drawn | None = None

@@ -14,7 +14,7 @@ from ftis.config import ArmConfig, FtisError, Recipe
 from ftis.prompts import AnswerKind
 from ftis.recipe.parsing import with_arm
 from ftis.rewards.scoring import is_built_in
-from ftis.seams import TASKS
+from ftis.seams import GIVEN, TASKS
 from ftis.tasks.problems import load_task
 
 ENOUGH = 0.25
@@ -194,7 +194,8 @@ def easier_tasks(recipe: Recipe) -> list[str]:
     A whole number is halved, and a list is cut to its first entry. Options that the recipe leaves out are tried at
     the value that the task's module names in ``OPTIONS``.
     """
-    module = importlib.import_module(TASKS.get(recipe.task.name, recipe.task.name).rpartition(".")[0] or "ftis")
+    path = "" if recipe.task.name in GIVEN else TASKS.get(recipe.task.name, recipe.task.name)
+    module = importlib.import_module(path.rpartition(".")[0] or "ftis")
     found = []
     for key, value in {**getattr(module, "OPTIONS", {}), **recipe.task.options}.items():
         smaller: Any = None

@@ -54,7 +54,10 @@ def rate_advice(peer: PeerConfig, parameters: int) -> list[str]:
     rate, key = peer.learning_rate, f"set peers.{peer.name}.learning_rate"
     tiny, million = parameters < SMALL, f"models of {parameters / 1e6:,.3g} million parameters"
     if peer.train == "lora" and not LOW_FOR_LORA <= rate <= HIGH_FOR_LORA * (TINY_LORA if tiny else 1):
-        return [f"the learning rate is {rate:g}, and LoRA wants about 1e-4 to 3e-4; {BEGIN_LORA}: {key}"]
+        wants = (
+            f"about {first_rate('lora', parameters):g} on {million}" if tiny else f"about 1e-4 to 3e-4; {BEGIN_LORA}"
+        )
+        return [f"the learning rate is {rate:g}, and LoRA wants {wants}: {key}"]
     low, high = (LOW_FOR_TINY, HIGH_FOR_TINY) if tiny else (LOW_FOR_FULL, HIGH_FOR_FULL)
     if peer.train == "full" and parameters < LARGE and rate < low:
         return [f"the learning rate is {rate:g}, and {million} want more: {LEARNED_AT}: {key}"]

@@ -80,7 +80,7 @@ def load_model(source: str, config: PeerConfig) -> PreTrainedModel:
             if hasattr(layer, "support_avx512bf16_for_cpu"):
                 layer.support_avx512bf16_for_cpu = False  # bitsandbytes would repack it for inference alone
         return cast(PreTrainedModel, model)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"model {source!r} cannot be loaded: {why_not_loaded(error, source)}") from None
 
 
@@ -273,6 +273,11 @@ def require_trainable(config: PeerConfig, source: str) -> None:
         if adapter_config(source) is not None:
             _refuse_second_adapter(config, source)
         if config.train == "full":
+            if getattr(described, "quantization_config", None) is not None:
+                raise ModelError(
+                    f"peer {config.name!r}: the weights of {config.model} are quantised and cannot be trained in full: "
+                    f'name the model that is not, or set train = "lora"'
+                )
             return
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {config.model!r} cannot be loaded: {why_not_loaded(error, source)}") from None
@@ -332,15 +337,16 @@ def generation_defaults(source: str) -> GenerationConfig | None:
     return None
 
 
-def reference_of(policy: Policy, config: PeerConfig, model: str) -> Callable[..., list[Floats]]:
+def reference_of(policy: Policy, config: PeerConfig, model: str) -> tuple[Callable[..., list[Floats]], Policy | None]:
     """log π_ref for β's KL: of a LoRA policy with its adapter off, else of a frozen copy, in float32, of the untrained
-    ``model``."""
+    ``model``. Returns the copy too, which takes memory."""
     if config.train != "lora":
         as_it_was = {"train": "full", "gradient_checkpointing": False, "optim": "adamw"}
-        return Policy.load(config.model_copy(update=as_it_was), model).logps
+        copy = Policy.load(config.model_copy(update=as_it_was), model)
+        return copy.logps, copy
 
     def without_adapter(*rows: Any) -> list[Floats]:
         with policy.model.disable_adapter():
             return policy.logps(*rows)
 
-    return without_adapter
+    return without_adapter, None

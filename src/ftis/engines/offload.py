@@ -39,14 +39,15 @@ def bandwidth(device: torch.device) -> float:
 
 
 class Movable:
-    """The tensors of a policy that can leave its device: weights, and the moments of its optimiser.
+    """The tensors of a policy that can leave its device: weights, and the moments of its optimiser; those of β's
+    reference too.
 
     Frozen weights that another model shares stay on the device. With ``keeps_base`` all frozen weights stay, for later
     policies that will share them.
     """
 
-    def __init__(self, policy: Policy, keeps_base: bool) -> None:
-        self.policy, self.is_here = policy, True
+    def __init__(self, policy: Policy, keeps_base: bool, reference: Policy | None = None) -> None:
+        self.policy, self.reference, self.is_here = policy, reference, True
         self._keeps_base = keeps_base
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         """(tensor, its copy in main memory) by the tensor's ``id``."""
@@ -111,6 +112,8 @@ class Movable:
         if not self._keeps_base:
             yield from _frozen(self.policy.model)
         yield from _trained(self.policy.optimizer)
+        if self.reference is not None:
+            yield from self.reference.model.parameters()
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -148,9 +151,9 @@ class Offload:
 
     movable: dict[str, Movable] = field(default_factory=dict)
 
-    def add(self, name: str, policy: Policy, keeps_base: bool) -> None:
-        """Let a policy that is on its device take part."""
-        self.movable[name] = Movable(policy, keeps_base)
+    def add(self, name: str, policy: Policy, keeps_base: bool, reference: Policy | None = None) -> None:
+        """Let a policy that is on its device take part, and the copy of the model that β's KL refers to."""
+        self.movable[name] = Movable(policy, keeps_base, reference)
 
     def clear(self) -> None:
         """Let all leave, to make room for another."""

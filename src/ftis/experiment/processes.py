@@ -27,7 +27,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     if _on_gpu(recipe):
-        return torch.cuda.device_count() >= recipe.swarm_size  # each has its own GPU, and shares none
+        return _each_has_its_gpu(recipe)
     if cores() >= recipe.swarm_size:
         return not any(is_large(model) for model, *_ in shared_bases(recipe.peers))
     some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
@@ -55,6 +55,16 @@ def shared_bases(peers: Sequence[PeerConfig]) -> set[tuple[str, str, str]]:
 def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
     """The key under which LoRA peers of one process share frozen weights; None: the peer shares none."""
     return (peer.model, peer.frozen_dtype, peer.device) if peer.train == "lora" else None
+
+
+def _each_has_its_gpu(recipe: Recipe) -> bool:
+    """Whether no two peers that train at a time are on one GPU. Those of ``auto`` are spread over all GPUs."""
+    count, m, gpus = torch.cuda.device_count(), recipe.swarm_size, list[int]()
+    for i, peer in enumerate(recipe.peers):
+        device = resolve_device(peer.device)
+        on_cpu = device.type != "cuda"
+        gpus.append(-1 - i if on_cpu else i % count if peer.device == "auto" else device.index or 0)
+    return all(len(set(gpus[i : i + m])) == len(gpus[i : i + m]) for i in range(0, len(gpus), m))
 
 
 def _on_gpu(recipe: Recipe) -> bool:

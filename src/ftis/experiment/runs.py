@@ -200,7 +200,8 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
                     offload.clear()
                     trainer = opened.enter_context(closing(open_peer(job)))
                     if leave:
-                        offload.add(peer.name, trainer.peer.policy, keeps_base=frozen_base(peer) in shared)
+                        keeps_base, parts = frozen_base(peer) in shared, trainer.peer
+                        offload.add(peer.name, parts.policy, keeps_base, parts.reference_copy)
                     rounds[peer.name] = trainer.train(
                         _heard(placed(say, peer=peer.name), offload, peer.name), stop.is_set
                     )

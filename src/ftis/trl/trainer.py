@@ -119,6 +119,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 without_us |= {} if self._has_others else {"train_dataset": train_dataset}
                 environment = options["environment_factory"] = factory_of(recipe, environment, without_us)
             if self._has_others:
+                if args.save_steps == type(args).save_steps:  # left as it is in transformers, which knows no rounds
+                    args.save_steps = recipe.training.save_every * steps_per_round(args)
                 check_options(args, options, recipe, resolve(recipe.objective), swarm.peer)
             if args.max_steps == -1:
                 args.max_steps = recipe.training.rounds * steps_per_round(args)

@@ -205,7 +205,7 @@ class Display:
         rows.append(RoundRow(int(metrics["step"]), metrics))
         if len(rows) > WINDOW:
             old = rows[-WINDOW - 1]
-            kept = (*CAUSAL, keys.WITHOUT_FOREIGN)
+            kept = (*CAUSAL, keys.WITHOUT_FOREIGN, keys.peer_key(peer, keys.ADMITTED))
             rows[-WINDOW - 1] = RoundRow(old.step, {key: old.measures[key] for key in kept if key in old.measures})
         swarm = list(keys.by_peer(metrics)) or [peer]
         return standing(peer, total, rows, swarm, evaluations=self._evaluations[name])
