@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from ftis.config import DEFAULT_SYSTEM_PROMPT, FtisError, Recipe, RecipeError
 from ftis.objectives import resolve
 from ftis.recipe.arms import run_directory
-from ftis.recipe.parsing import SECTIONS, load, parse, set_key, split_override, with_arm
+from ftis.recipe.parsing import SECTIONS, load, parse, set_key, split_override, toml, with_arm
 from ftis.recipe.paths import require_paths
 from ftis.records.plan import recipe_text
 from ftis.swarm.facts import agreement, mismatch, run_id
@@ -412,6 +412,20 @@ peers.*.device=cpu|peers.*.dtype=bfloat16|peers.*.tokens_per_microbatch=64|objec
 objective.kl_threshold=5.0|training.num_iterations=2|training.scale_rewards=none
 honesty.action=warn|training.eval_every=1|sampling.sampler=transformers|sampling.batch_size=3|output_dir=elsewhere
 processes=inline|threads=1|report_to=['wandb']|arms=[]|sampling.temperature=1"""
+
+
+@given(st.text())
+def test_any_text_is_written_in_toml(text: str) -> None:
+    assert tomllib.loads(f"text = {toml(text)}") == {"text": text}
+
+
+def test_only_names_of_parts_are_looked_for_beside_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("def own(*of): ...\n")
+    keys: dict[str, Any] = {"prompt": {"template": "Write {question} as code.\n"}}
+    peers = {"a": {"model": "starter:small"}}
+    assert load(write_recipe(tmp_path, peers, **keys)).prompt.template.endswith("code.\n")
+    with pytest.raises(RecipeError, match="module 'code' stands beside the recipe"):
+        load(write_recipe(tmp_path, peers, reward={"function": "code.own"}))
 
 
 def test_a_run_id_follows_from_what_peers_must_agree_on_and_from_nothing_else(path: Path) -> None:

@@ -68,6 +68,12 @@ def test_a_quarter_of_the_questions_is_held_out_however_often_each_stands_there(
     assert (f"({task.copies} cop" in split(task)) == (copies > 1)
 
 
+def test_problems_to_validate_alone_are_refused(tmp_path: Path) -> None:
+    write(SUMS, tmp_path / "validation.jsonl")
+    with pytest.raises(RecipeError, match=r"only problems to validate with.*train\.jsonl"):
+        problems_in(str(tmp_path))
+
+
 def test_a_column_that_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     file = write([{"left": "a?", "right": "b"}, {"left": "c?", "right": "d"}], tmp_path / "p.jsonl")
     with pytest.raises(RecipeError, match=r"left, right.*--question"):

@@ -41,19 +41,21 @@ from ftis.admission import Admission, Admitter, Collected, Reason
 from ftis.check.reward import about_reward
 from ftis.codec import Header
 from ftis.comparison.summary import PASS_AT_1, accuracy_is
-from ftis.config import PromptConfig, RecipeError
+from ftis.config import PromptConfig, Recipe, RecipeError
 from ftis.engines.samplers import open_sampler
 from ftis.environments.calculator import LONGEST, Calculator
 from ftis.environments.contract import Actions, open_environment
+from ftis.environments.guess import Guess
 from ftis.environments.play import MARK, OVERDUE, Played, Player, require_tools
 from ftis.episodes import EpisodeError, UnplayableError
 from ftis.experiment.runs import run as train
 from ftis.guards.penalties import OWN_FAULTS
 from ftis.joining.network import agreed_modules
 from ftis.peer import Drawn, Peer
+from ftis.preparing import checks
 from ftis.preparing.checks import owns_reward
 from ftis.prompts import TaskError
-from ftis.recipe.parsing import load
+from ftis.recipe.parsing import load, parse
 from ftis.records.files import checkpoint_path
 from ftis.rollouts import Batch, Group, Ints, Observed, Prompt, Rollout, ScoredGroup
 from ftis.run import checkpoint
@@ -294,6 +296,8 @@ def test_public_methods_are_tools_and_mistakes_are_text_for_the_model() -> None:
         text, reward = after(call)
         assert (reward, "error" in text) == (0.0, True), call
     require_tools(play.environment.tools, play.config, play.tokenizer)
+    with pytest.raises(TaskError, match="type hints and a docstring"):
+        require_tools({"bare": lambda a, b: a + b}, play.config, play.tokenizer)
     special = player("toys_of_turns.Wallet", template=CALLS)
     special.tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
     others = [player("toys_of_turns.Wallet", template=template) for template in ("", CHATML)]
@@ -503,6 +507,30 @@ def test_a_reward_that_is_no_finite_number_is_named(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Priceless, "reward", reward)
         with pytest.raises(EpisodeError, match=f"returned {reward!r}"):
             played(HERE("toys_of_turns.Priceless"), "7$")
+    for number in (np.int64(2), np.float32(0.5)):
+        monkeypatch.setattr(Priceless, "reward", number)
+        assert played(HERE("toys_of_turns.Priceless"), "7$").reward == number
+
+
+@pytest.mark.parametrize(("answer", "number"), [("7", 7), ("7.0", 7), ("-1,000", -1000), ("7.5", None), ("blue", None)])
+def test_a_guess_is_of_an_integer(answer: str, number: int | None) -> None:
+    game = Guess()
+    with pytest.raises(EpisodeError, match="no integer") if number is None else contextlib.nullcontext():
+        game.reset(answer)
+        assert game.reply(f"{number}") is None
+        assert game.get_reward() == 1
+
+
+def test_a_calculator_wants_its_stop_string() -> None:
+    task = {"name": "clock", "environment": "calculator"}
+    plain = {"name": "m", "task": task, "peers": [{"name": "a", "model": "starter:small"}]}
+    with pytest.raises(TaskError, match=r"sampling\.stop"):
+        check_tasks(parse(plain))
+    check_tasks(parse(plain | {"sampling": {"stop": ["="]}}))
+
+
+def check_tasks(recipe: Recipe) -> None:
+    checks._load(recipe.task, recipe, {}, set())
 
 
 def write_game(place: Path, models: dict[str, Path], environment: str | None, names: str = "ab", **more: Any) -> Path:
@@ -557,8 +585,7 @@ def test_problems_out_of_distribution_are_asked_without_the_environment(
     monkeypatch.chdir(tmp_path)
     rows = [{"question": "Which colour has the sky?"[:length], "answer": "blue"} for length in range(15, 25)]
     (tmp_path / "colours.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = write_game(tmp_path, models, "guess", "a")
-    recipe.write_text(recipe.read_text() + '\n[[ood]]\nname = "jsonl"\npath = "colours.jsonl"\n')
+    recipe = write_game(tmp_path, models, "guess", "a", ood=[{"name": "jsonl", "path": "colours.jsonl"}])
     with closing(assemble(load(recipe), "a", tmp_path)) as trainer:
         assert [exam.episodes is None for exam in trainer.splits.values()] == [False, True]
 

@@ -265,6 +265,24 @@ def test_no_problem_is_asked_that_the_recipe_may_train_on(tmp_path: Path) -> Non
     assert [len(questions) for questions in answered] == [5, 5, 3]
 
 
+def test_an_environments_own_reward_needs_no_answers(tmp_path: Path) -> None:
+    (tmp_path / "blank.py").write_text(
+        "from ftis.tasks.problems import make_task\n"
+        "def load(config):\n"
+        "    rows = [(f'{i}+1', '', {}) for i in range(8)]\n"
+        "    return make_task('blank', rows[:4], rows[4:], 'exact')\n"
+        "class Game:\n"
+        "    def reset(self, **row): pass\n"
+        "    def reply(self, text): return None\n"
+        "    def get_reward(self): return 1\n"
+    )
+    task, reward = {"name": "blank.load", "environment": "blank.Game"}, {"function": "ftis.rewards.format_and_answer"}
+    recipe = write_recipe(tmp_path, {"a": {"model": "starter:small"}}, task=task, reward=reward)
+    evaluation = evaluate("starter:small", str(recipe))
+    assert isinstance(evaluation, Evaluation)
+    assert evaluation.accuracy == 1
+
+
 def test_a_task_without_problems_to_answer_and_a_place_that_cannot_be_written_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,18 @@ def test_a_roster_is_not_replaced_by_one_that_lacks_its_keys(
     assert ftis("keys", "roster", "theirs/bob.pub", "-o", "another.toml") == 0
 
 
+def test_several_keys_are_made_all_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ftis("keys", "new", "bob") == 0
+    before = sorted(tmp_path.rglob("*"))
+    for names in (["ada", "bob"], ["ada", "ada"], ["ada", "no/name"]):
+        assert ftis("keys", "new", *names) == 1
+        assert names[1] in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_roster_is_of_public_files_and_reads_as_ever(tmp_path: Path) -> None:
     for name, public in (("bob", BOB), ("a.d-a", ADA)):
         (tmp_path / f"{name}.pub").write_text(f"{public} {name}\n")

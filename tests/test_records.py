@@ -242,6 +242,16 @@ def test_no_tracker_stays_open_if_another_one_or_the_peer_cannot_be_opened(
         assemble(plain, "a", tmp_path / "a", tracked_as="y").close()
 
 
+def test_a_longer_run_takes_messages_of_the_shorter_one(tmp_path: Path, models: dict[str, Path]) -> None:
+    recipe = write_recipe(tmp_path, {name: {"model": models[name]} for name in "ab"})
+    headers = []
+    for rounds in (4, 40):
+        with closing(assemble(load(recipe, [f"training.rounds={rounds}"]), "a", tmp_path / "a")) as trainer:
+            headers.append(trainer.peer.member.header)
+    with closing(assemble(load(recipe, ["seed=1"]), "a", tmp_path / "a")) as trainer:
+        assert headers[0] == headers[1] != trainer.peer.member.header
+
+
 def test_a_tracker_that_raises_is_named_and_what_it_was_told_of_is_recorded(tmp_path: Path) -> None:
     class Broken:
         def log(self, values: Mapping[str, float], step: int) -> None:

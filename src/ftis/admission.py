@@ -150,7 +150,7 @@ class Terms:
         max_groups: the most groups of one message.
         wanted: (peer, round) → the assigned items that this peer learns from; None: all. Other groups are passed
             over: neither their rollouts are checked nor their rewards computed.
-        max_seconds: the most time spent on one message; groups not reached by then are rejected.
+        max_seconds: after so many no further group of one message is judged; the groups left are rejected.
     """
 
     run: str

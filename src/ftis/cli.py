@@ -6,7 +6,6 @@ arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -41,7 +40,7 @@ from ftis.config import FtisError, Recipe, did_you_mean, nearest
 from ftis.machine.resources import keep_freed_memory, memory_ran_out, name_places_of_crashes, share_cores
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
-from ftis.recipe.parsing import load, ready_made, split_override
+from ftis.recipe.parsing import load, ready_made, split_override, toml
 from ftis.recipe.paths import require_paths
 from ftis.records.events import Planned
 from ftis.version import version
@@ -107,7 +106,7 @@ def demo(
     dry_run: DryRun = False,
 ) -> None:
     """Train four small models, alone and together. Run it again to resume it."""
-    options = [f"seed={seed}", f"output_dir={json.dumps(str(output_dir))}"]
+    options = [f"seed={seed}", f"output_dir={toml(str(output_dir))}"]
     loaded = load(ready_made(Path("recipes/demo.toml")), set_ or [], options)
     arms = ("alone-spread", "F-TIS", "F-TIS-lifted", "alone")  # the recipe has more baselines
     if dry_run:

@@ -25,7 +25,7 @@ from ftis.cli_options import (
 )
 from ftis.config import NetworkConfig
 from ftis.recipe.arms import arms_of
-from ftis.recipe.parsing import load, network_settings
+from ftis.recipe.parsing import load, network_settings, toml
 from ftis.recipe.paths import require_paths
 from ftis.records.events import Planned
 
@@ -66,8 +66,8 @@ def join(
     """Train one peer on this machine, with peers elsewhere."""
     check_resume(resume, overwrite)
     files = {"key": key, "roster": roster}
-    overrides = [f"network.{name}={json.dumps(str(path))}" for name, path in files.items() if path]
-    overrides += [f"network.{name}={json.dumps(value)}" for name, value in settings_of(connect, listen, tls).items()]
+    overrides = [f"network.{name}={toml(str(path))}" for name, path in files.items() if path]
+    overrides += [f"network.{name}={toml(value)}" for name, value in settings_of(connect, listen, tls).items()]
     overrides += ['network.mode="client"'] * client + ["network.open=true"] * open_
     loaded = load(recipe, set_ or [], overrides)
     loaded.peer(peer)
@@ -187,7 +187,7 @@ def new_keys(
 ) -> None:
     """Make a private and a public key for each name. The private one stays on its machine."""
     from ftis.swarm.certificates import new_certificates
-    from ftis.swarm.identity import new_key
+    from ftis.swarm.identity import IdentityError, check_name, new_key
 
     if host and not tls:
         raise typer.BadParameter("--host goes with --tls: keys hold no address")
@@ -196,6 +196,10 @@ def new_keys(
         new_certificates(place, names, host or [])
         console.print(f"{place}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
         return
+    for name in names:
+        check_name(name)
+    if taken := [name for i, name in enumerate(names) if name in names[:i] or (place / f"{name}.key").exists()]:
+        raise IdentityError(f"{', '.join(taken)}: named twice, or with a key in {place} already; nothing was written")
     for name in names:
         new_key(place, name)
         console.print(f"{place / name}.key (keep it to yourself), {place / name}.pub (give it to the others)")

@@ -247,7 +247,7 @@ class NetworkConfig(_Section):
     set_aside_rounds: Positive = 5
     """The number of rounds for which a peer is set aside."""
     admission_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """The most time spent on one message. Groups not judged by then are rejected."""
+    """Seconds after which no further group of one message is judged. The groups left are rejected."""
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

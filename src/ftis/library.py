@@ -27,7 +27,7 @@ from ftis.experiment.workers import Stop, interrupts
 from ftis.joining.join import join as join_swarm
 from ftis.joining.join import ready
 from ftis.objectives import Objective
-from ftis.preparing.checks import check, check_to_train
+from ftis.preparing.checks import check, check_to_train, owns_reward
 from ftis.preparing.prompting import require_fit
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import give
@@ -293,7 +293,8 @@ def open_exam(model: str, recipe: Recipe, peer: str | None, limit: int | None) -
     sampling = recipe.sampling
     with closing(examine(model, recipe, recipe.peer(peer) if peer is not None else None, limit)) as exam:
         policy, name = exam.policy, f"task {recipe.task.name!r}, validation problem"
-        require_rewardable(exam.score, exam.problems, name)
+        if not (recipe.task.environment and owns_reward(recipe.task.environment)):
+            require_rewardable(exam.score, exam.problems, name)
         named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
         require_fit(model, policy.config.model, recipe.prompt, sampling.max_completion_length, policy.tokenizer, named)
         lacks = lacking(policy.tokenizer, sampling.end_tokens)

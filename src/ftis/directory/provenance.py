@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
-from ftis.config import Recipe, RunError, TaskConfig
+from ftis.config import Recipe, RunError
 from ftis.machine.resources import cores
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.prompts import Task
 from ftis.recipe.arms import arms_of
+from ftis.recipe.parsing import names_in
 from ftis.records.files import locked, timestamp
 from ftis.records.plan import Provenance, provenances, read_provenance, write_run
 from ftis.version import VERSION, commit
@@ -79,17 +80,7 @@ def _numbers(recipe: Recipe) -> dict[str, Any]:
 
 def _own_modules(recipes: Sequence[Recipe]) -> dict[str, str]:
     """The sha256 of each module outside ftis that the recipes name by dotted path, as it is now."""
-    named: set[str] = set()
-    for r in recipes:
-        named |= {r.objective.name, *r.reward.function, r.sampling.sampler, *r.report_to}
-        named |= {name for task in (r.task, *r.ood) for name in names_of(task)}
-        named |= {*r.training.selections, *(peer.attack for peer in r.peers if peer.attack)}
-    return module_digests(named)
-
-
-def names_of(task: TaskConfig) -> list[str]:
-    """The names of a task's parts, which are dotted paths if they are a user's own."""
-    return [task.name, *([task.environment] if task.environment else [])]
+    return module_digests(name for recipe in recipes for name in names_in(recipe))
 
 
 def module_digests(named: Iterable[str]) -> dict[str, str]:

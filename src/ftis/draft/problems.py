@@ -49,6 +49,8 @@ def problems_in(path: str, question: str | None = None, answer: str | None = Non
             raise RecipeError(f"--{option} {name}: {path} has no such column{nearest(name, columns)}")
     config = TaskConfig(name="jsonl", path=path, question_field=asked, answer_field=right)
     task = load_task(config)
+    if not task.train:
+        raise RecipeError(f"{path} has only problems to validate with: add some to train on, as train.jsonl")
     n = len({asks(problem.question) for problem in (*task.train, *task.validation)})
     if validation is None:
         task = load_task(config.model_copy(update={"validation_size": max(1, min(100, n // HELD_OUT))}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tomllib
@@ -18,7 +17,7 @@ from ftis.draft.sections import Line, Section, Train, sections_of
 from ftis.machine.resources import nearest_existing
 from ftis.preparing.checks import check
 from ftis.recipe.arms import arms_of
-from ftis.recipe.parsing import load, parse
+from ftis.recipe.parsing import load, parse, toml
 
 WIDTH = 48
 """The column at which comments begin, unless a value reaches beyond it."""
@@ -135,8 +134,8 @@ def _toml(sections: Sequence[Section]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value in TOML, which writes texts, booleans and lists as JSON does."""
+    """A value in TOML, a small number as 1e-5."""
     if isinstance(value, float):
         number, exponent = f"{value:e}".split("e")
         return f"{value:g}" if value >= 0.01 else f"{float(number):g}e{int(exponent)}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return toml(value)

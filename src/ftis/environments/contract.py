@@ -193,8 +193,9 @@ class Environment:
                 break
         if not self.owns_reward:
             return Transcript(observation, answers, None)
-        reward = self._call("get_reward", self.instance.get_reward)
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= LARGEST_REWARD:
+        reward: Any = self._call("get_reward", self.instance.get_reward)
+        is_number = isinstance(reward, (int, float, np.integer, np.floating)) and not isinstance(reward, bool)
+        if not is_number or not abs(reward) <= LARGEST_REWARD:
             why = f"get_reward returned {reward!r:.80}; return a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
             raise EpisodeError(f"task.environment {self.path!r}: {why}")
         return Transcript(observation, answers, float(reward))

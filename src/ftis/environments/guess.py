@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ftis.episodes import EpisodeError
+from ftis.rewards.numbers import read_number
+
 NUMBER = re.compile(r"-?\d+")
 
 
@@ -11,7 +14,12 @@ class Guess:
     """A game that compares the answer, an integer, with a turn's last number: ``+`` if it is greater, ``-`` if less."""
 
     def reset(self, answer: str, **row: object) -> None:
-        self.answer, self.solved = int(answer), False
+        number = read_number(answer)
+        if number is None or number.denominator != 1:
+            raise EpisodeError(
+                f"task.environment 'guess': the answer {answer!r:.80} is no integer: leave the problem out"
+            )
+        self.answer, self.solved = int(number), False
 
     def reply(self, text: str) -> str | None:
         """The sign; None at the right number, or without any."""

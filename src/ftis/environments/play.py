@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ftis.config import PromptConfig, Recipe, TaskConfig
+from ftis.config import PromptConfig, Recipe, TaskConfig, first_line
 from ftis.engines.stops import cut_at, holds, stopped_at
 from ftis.engines.texts import texts_of
 from ftis.engines.tokenizers import SAMPLES
@@ -340,7 +340,13 @@ def require_tools(tools: Mapping[str, Tool], config: PromptConfig, tokenizer: An
         )
     call = {"type": "function", "function": {"name": name, "arguments": {"x": "1"}}}
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, tools=list(tools.values()))
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, tools=list(tools.values()))
+    except Exception as error:  # transformers' and jinja's own
+        raise TaskError(
+            f"{where}: the chat template of {model} cannot write them ({type(error).__name__}: {first_line(error)}): "
+            f"give each tool type hints and a docstring in Google's style, or take another model"
+        ) from error
     turn = texts_of(tokenizer)(tokenizer(text.rpartition("?")[2], add_special_tokens=False)["input_ids"])
     try:
         (read,) = map(json.loads, CALL.findall(turn))

@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ftis.codec import VERSION as WIRE_VERSION
 from ftis.config import Recipe, TaskConfig
-from ftis.directory.provenance import module_digests, names_of
+from ftis.directory.provenance import module_digests
 from ftis.engines.tokenizers import lacking
 from ftis.environments.play import Player
 from ftis.member import Member
+from ftis.recipe.parsing import names_of
 from ftis.records.events import NetworkEvent
 from ftis.records.files import write_whole
 from ftis.records.writing import EventLog

@@ -138,6 +138,8 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
         raise TaskError(
             f"task {config.name!r} has no problems to validate with: give it some, as evaluation needs them"
         )
+    if config.environment == "calculator" and not any(stop.endswith("=") for stop in recipe.sampling.stop):
+        raise TaskError("task.environment = 'calculator' answers turns that end with =: set sampling.stop = ['=']")
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:
         owned = config.environment is not None and owns_reward(config.environment)

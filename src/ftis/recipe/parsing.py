@@ -23,7 +23,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ftis.config import ArmConfig, NetworkConfig, Recipe, RecipeError, nearest
+from ftis.config import ArmConfig, NetworkConfig, Recipe, RecipeError, TaskConfig, nearest
 from ftis.version import CHECKOUT
 
 OF_THE_RUN = ("name", "seed", "output_dir", "arms", "experiment", "processes", "offload", "threads", "ood")
@@ -52,9 +52,9 @@ def load(path: str | Path, overrides: Iterable[str] = (), options: Iterable[str]
     for override in (*options, *overrides):
         set_key(document, *split_override(override))
     recipe = parse(document, str(path), overrides)
-    _refuse_other_modules(recipe, beside)
-    for arm in recipe.arms:  # an arm's mistakes surface before anything is trained
-        with_arm(recipe, arm)
+    _refuse_other_modules([recipe], beside)
+    # An arm's mistakes surface before anything is trained.
+    _refuse_other_modules([with_arm(recipe, arm) for arm in recipe.arms], beside)
     return recipe
 
 
@@ -67,9 +67,22 @@ def ready_made(path: Path) -> Path:
     return next((file for place in places if (file := place / path).is_file()), path)
 
 
-def _refuse_other_modules(recipe: Recipe, beside: Path) -> None:
+def names_of(task: TaskConfig) -> list[str]:
+    """The names of a task's parts, which are dotted paths if they are a user's own."""
+    return [task.name, *([task.environment] if task.environment else [])]
+
+
+def names_in(recipe: Recipe) -> list[str]:
+    """The names of all parts of a recipe that may be a user's own."""
+    of_tasks = [name for task in (recipe.task, *recipe.ood) for name in names_of(task)]
+    attacks = [peer.attack for peer in recipe.peers if peer.attack]
+    own = (*recipe.reward.function, recipe.sampling.sampler, *recipe.report_to, *recipe.training.selections)
+    return [recipe.objective.name, *of_tasks, *own, *attacks]
+
+
+def _refuse_other_modules(recipes: Iterable[Recipe], beside: Path) -> None:
     """Refuse a module beside the recipe if Python has, or finds first, another one of that name with other contents."""
-    words = re.findall(r"[A-Za-z_]\w*(?=\.)", recipe.model_dump_json())
+    words = [name.partition(".")[0] for recipe in recipes for name in names_in(recipe) if "." in name]
     for file in (beside / f"{name}.py" for name in dict.fromkeys(words)):
         found = importlib.util.find_spec(file.stem) if file.is_file() else None
         taken = Path(found.origin) if found is not None and found.origin else file
@@ -134,6 +147,11 @@ def set_key(document: dict[str, Any], key: str, value: Any) -> None:
 def matches(name: str, pattern: str) -> bool:
     """Whether ``pattern`` is the name, or fits it as a pattern of the shell: ``*-lora``, ``qwen2.?``."""
     return name == pattern or fnmatchcase(name, pattern)
+
+
+def toml(value: Any) -> str:
+    """A value in TOML, which writes texts, booleans and lists as JSON does, but no halves of characters and no DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def split_override(override: str) -> tuple[str, Any]:

@@ -82,7 +82,9 @@ def member_of(
         RecipeError: a turn that is exchanged as text ends with a token of the text.
         AlignmentError: text is exchanged, and the tokens' bytes, or the token by which the model ends, are unknown.
     """
-    run, sampling = run_id(agreement(recipe, task.digest, WIRE_VERSION)), recipe.sampling
+    facts, sampling = agreement(recipe, task.digest, WIRE_VERSION), recipe.sampling
+    del facts["rounds"]  # a run that goes on for longer takes messages that were made before
+    run = run_id(facts)
     fingerprint = tokenizer_fingerprint(speaker.tokenizer, tokens_of(speaker.tokenizer, speaker.end_ids))
     of_round = partial(assigned, recipe, len(task.train))
     terms = Terms(
