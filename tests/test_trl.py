@@ -978,7 +978,7 @@ REFUSALS: list[tuple[Options, str]] = [
     ({"max_steps": 5}, "max_steps = 5: the 3 rounds take 6"),
     ({"save_strategy": "epoch"}, 'save_strategy = "epoch"'),
     ({"save_steps": 3}, "save_steps = 3: a round takes 2 optimiser steps"),
-    ({"save_steps": 500}, "save_steps = 500: that is every 250 rounds"),
+    ({"save_steps": 600}, "save_steps = 600: that is every 300 rounds"),
     ({"min_p": 0.1}, "  min_p = 0.1"),
     ({"repetition_penalty": 1.1}, "  repetition_penalty = 1.1"),
     ({"generation_kwargs": {"num_beams": 2, "use_cache": True}}, "  num_beams = 2"),
@@ -1007,6 +1007,11 @@ def test_what_contradicts_is_refused_by_name(case: Options, said: str, vllm: Any
     with pytest.raises(OptionError) as refused:
         trainer_of(model, config(tmp_path, **options), scene_recipe(**sections), **arguments)
     assert said in str(refused.value)
+
+
+def test_save_steps_that_the_script_leaves_alone_follow_the_recipe(model: Path, tmp_path: Path) -> None:
+    recipe = scene_recipe(training={"save_every": 3})
+    assert trainer_of(model, config(tmp_path, save_steps=500), recipe).args.save_steps == 3 * 2
 
 
 def test_a_recipe_that_trl_cannot_follow_and_other_rows_are_refused(model: Path, tmp_path: Path) -> None:
