@@ -517,8 +517,11 @@ def test_a_guess_is_of_an_integer(answer: str, number: int | None) -> None:
     game = Guess()
     with pytest.raises(EpisodeError, match="no integer") if number is None else contextlib.nullcontext():
         game.reset(answer)
-        assert game.reply(f"{number}") is None
-        assert game.get_reward() == 1
+        assert game.reply(f"{10**30}") == "-"
+        for right in (answer, f"{number}"):
+            game.reset(answer)
+            assert game.reply(f"It is {right}.") is None
+            assert game.get_reward() == 1
 
 
 def test_a_calculator_wants_its_stop_string() -> None:

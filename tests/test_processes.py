@@ -319,7 +319,9 @@ def test_records_without_a_checkpoint_are_not_trained_over(
         (2, ["cuda:1", "auto"], False),
         (2, ["auto", "cuda:0"], False),
         (2, ["cuda:1", "cuda:0"], True),
-        (1, ["cuda:0", "cpu"], True),
+        (1, ["cuda:0", "cpu"], False),
+        (1, ["cuda:0", "cpu", "cpu", "cpu"], False),
+        (2, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"], False),
     ],
 )
 def test_peers_on_one_gpu_take_turns(

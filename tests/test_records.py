@@ -236,7 +236,7 @@ def test_no_tracker_stays_open_if_another_one_or_the_peer_cannot_be_opened(
     assemble(plain, "a", tmp_path / "a", tracked_as="third").close()
     assert calls == ["first", "finish", "third", "finish"]
     monkeypatch.setattr(FakeRun, "finish", Mock(side_effect=ValueError("never begun")))
-    with pytest.raises(KeyError, match="the run's own"), closing(assemble(plain, "a", tmp_path / "a", tracked_as="x")):
+    with pytest.raises(KeyError, match="the run's own"), assemble(plain, "a", tmp_path / "a", tracked_as="x"):
         raise KeyError("the run's own")
     with pytest.raises(TrackerError, match="never begun"):
         assemble(plain, "a", tmp_path / "a", tracked_as="y").close()

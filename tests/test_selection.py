@@ -132,6 +132,7 @@ def test_a_recipe_names_functions_and_classes() -> None:
             selections_of(recipe_of("ada", "bob", selections=[path]), "ada", OBJECTIVES["TIS"])
     bound = partial(halves)
     (made,) = selections_of(recipe_of("ada", "bob"), "ada", replace(OBJECTIVES["TIS"], selections=(bound,)))[-1:]
+    assert made.name == "partial"
     assert made.shares(judged_of([1.0, -1.0])).tolist() == halves(judged_of([1.0, -1.0])).tolist()
     wrong: Any = KLFilter(F_TIS)
     with pytest.raises(RecipeError, match="is a KLFilter"):

@@ -339,6 +339,7 @@ def test_a_peer_resumes_on_other_cores_and_not_without_its_checkpoints(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load("recipe.toml", ["network.open=true", "threads=0"])
+    monkeypatch.setattr(swarm, "cores", lambda: 3)
     able = swarm.ready(recipe, "a")
     claim(able.directory, False, able.swarm, tasks=able.own.tasks, joined="a")
     peer = able.directory / "F-TIS" / "a"

@@ -73,7 +73,18 @@ def test_a_failure_of_the_package_itself_is_told_as_such(tmp_path: Path) -> None
             run_jobs(jobs, 1, lambda event: None, threading.Event(), REMEDY)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate")])
+def _too_much() -> RuntimeError:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**50, dtype=torch.uint8)
+    return error.value
+
+
+OF_TORCH = _too_much()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"), OF_TORCH]
+)
 def test_memory_that_ran_out_is_one_line_in_a_command_and_in_a_job(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +97,7 @@ def test_memory_that_ran_out_is_one_line_in_a_command_and_in_a_job(
     with pytest.raises(SystemExit):
         cli.main([])
     said: list[object] = []
-    parent = SimpleNamespace(send=said.append, say=None, ask=None, stop=None)
+    parent = SimpleNamespace(say=said.append, ask=None, stop=None)
     monkeypatch.setattr("ftis.experiment.workers.Parent", lambda pipe: parent)
     with monkeypatch.context() as handlers:
         handlers.setattr(signal, "signal", lambda *of: None)

@@ -1,7 +1,7 @@
 """The command line: parse → call → exit code.
 
 Exit codes: 0 done; 1 an error that names its remedy; 2 wrong usage; 3 the run ended but some peer of a collaborative
-arm never used a foreign rollout; 130 stopped by Ctrl-C, resumable.
+arm never used a foreign rollout; 130 stopped by a signal, resumable.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -467,7 +468,8 @@ def evaluate_model(
     sampling = loaded.sampling
     if output:  # a place that cannot be written is refused before the answers
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.touch()
+        with TemporaryFile(dir=output.parent):
+            pass
     with busy(LOADING) as doing:
         from ftis.check.quantities import counted, in_time
         from ftis.library import open_exam

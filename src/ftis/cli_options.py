@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +18,20 @@ if TYPE_CHECKING:
 
 
 class Output(Console):
-    """A console whose reader may leave, as ``head`` does. This ends a command as SIGTERM does: peers save first."""
+    """A console whose reader may leave, as ``head`` does.
+
+    A command that handles SIGTERM then ends as at SIGTERM, so peers save first. Any other exits with status 1.
+    """
 
     def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
-        signal.raise_signal(signal.SIGTERM)
+        if self.quiet:  # another thread has met it
+            return
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, signal.SIG_IGN, None):
+                raise
+            signal.raise_signal(signal.SIGTERM)
 
 
 console = Output(

@@ -196,10 +196,13 @@ def new_keys(
         new_certificates(place, names, host or [])
         console.print(f"{place}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
         return
-    for name in names:
+    for name in names:  # all are looked at before any is written
         check_name(name)
-    if taken := [name for i, name in enumerate(names) if name in names[:i] or (place / f"{name}.key").exists()]:
-        raise IdentityError(f"{', '.join(taken)}: named twice, or with a key in {place} already; nothing was written")
+        if names.count(name) > 1:
+            raise IdentityError(f"the name {name!r} is given twice; give each peer its own")
+        for path in (place / f"{name}.key", place / f"{name}.pub"):
+            if path.exists():
+                raise IdentityError(f"{path} exists already: move it away to make a new one")
     for name in names:
         new_key(place, name)
         console.print(f"{place / name}.key (keep it to yourself), {place / name}.pub (give it to the others)")

@@ -206,15 +206,14 @@ def selections_of(recipe: Recipe, own: str, objective: Objective) -> tuple[Selec
     """
     selections: list[Selection] = [KLFilter(objective)] if objective.filtered else []
     selections += [made for name in SELECTIONS if (made := look_up(name, "selection", SELECTIONS)(recipe, own))]
-    added = [("an objective's selections", getattr(f, "__name__", repr(f)), f) for f in objective.selections]
-    added += [
-        ("training.selections", path, look_up(path, "training.selections")) for path in recipe.training.selections
-    ]
-    for key, path, found in added:
+    key = "training.selections"
+    added: list[tuple[str, Any]] = [(getattr(f, "__name__", type(f).__name__), f) for f in objective.selections]
+    added += [(path.rpartition(".")[2], look_up(path, key)) for path in recipe.training.selections]
+    for name, found in added:
         if not callable(found):
-            raise RecipeError(f"{key}: {path!r} is a {type(found).__name__}, not a function or a class")
+            raise RecipeError(f"{key}, or an objective's: {name!r} is a {type(found).__name__}, no function or class")
         if inspect.isclass(found):
             selections.append(cast(Callable[[Recipe, str], Selection], found)(recipe, own))
         else:
-            selections.append(OfShares(found, path.rpartition(".")[2]))
+            selections.append(OfShares(found, name))
     return tuple(selections)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from ftis.config import ArmConfig, FtisError, Recipe
 from ftis.prompts import AnswerKind
-from ftis.recipe.parsing import with_arm
+from ftis.recipe.parsing import toml, with_arm
 from ftis.rewards.scoring import is_built_in
 from ftis.seams import GIVEN, TASKS
 from ftis.tasks.problems import load_task
@@ -144,15 +143,15 @@ def easy_lines(example: Sequence[str] | None, as_numbers: bool) -> str:
         "[prompt]",
         'system_prompt = ""',
         'chat_template = "never"',
-        f"template = {json.dumps(PLAIN)}",
+        f"template = {toml(PLAIN)}",
         *([r'prefill = " \\boxed{"'] if example else []),  # the model then writes the format
         f"[[prompt.examples]]    # two or three{about}",
-        *(f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in shown.items()),
+        *(f"{key} = {toml(text)}" for key, text in shown.items()),
         "[reward]",
         f'extract = "{_extract(example)}"',
         *(['answer = "number"'] if as_numbers else []),
         "[sampling]",
-        f"stop = [{json.dumps(stop)}]",
+        f"stop = [{toml(stop)}]",
     ]
     return "".join(f"  {line}\n" for line in lines)
 

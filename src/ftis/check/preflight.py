@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def sound(swarm: Recipe, name: str, groups: int, place: Path, say: Say = unheard
     Raises:
         Stopped: ``stop`` was set.
     """
-    with closing(assemble(swarm, name, place)) as trainer:
+    with assemble(swarm, name, place) as trainer:
         return _sounded(swarm, trainer.peer, groups, say, stop)
 
 

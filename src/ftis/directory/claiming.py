@@ -26,7 +26,7 @@ FREE_ON_RESUME = (
 sets the honesty test's threshold, and ``threads`` changes last bits; no other changes the numbers of honest peers."""
 BEGUN = (EVALUATIONS, METRICS)
 """Records of a run that has begun; a TRL script lacks evaluations. A run without records has nothing to lose."""
-NOTED = ("training.", "honesty.", "experiment.")
+NOTED = ("training.", "honesty.", "experiment.", "threads")
 """Beginnings of the keys on which a run's decisions and pages depend. Their changes are recorded, and the run's recipe
 is written again."""
 

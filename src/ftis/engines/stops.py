@@ -72,10 +72,12 @@ class Stopping(Sampler):
         return [tuple(map(ended, group)) for group in groups]
 
     def _require_groups(self, groups: Sequence[Sequence[Rollout]], prompts: int, repeats: int, most: int) -> None:
-        """Refuse what a user's sampler must not return: others would reject it, and this peer would learn from it."""
+        """Refuse numbers, types and lengths that a user's sampler must not return. Others would reject them, and this
+        peer would learn from them."""
         name = f"sampling.sampler: {type(self.sampler).__name__} returned"
         if (sizes := [len(group) for group in groups]) != [repeats] * prompts:
-            raise RecipeError(f"{name} groups of {excerpt(sizes)} rollouts for {prompts} prompts × {repeats}")
+            wanted = f"return {repeats} for each of {prompts} prompts"
+            raise RecipeError(f"{name} groups of {excerpt(sizes)} rollouts: {wanted}")
         for rollout in itertools.chain(*groups):
             ids, logp = rollout.completion_ids, rollout.gen_logp
             if ids.dtype != np.int32 or logp.dtype != np.float32 or not 1 <= len(ids) <= most:

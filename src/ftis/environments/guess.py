@@ -7,7 +7,7 @@ import re
 from ftis.episodes import EpisodeError
 from ftis.rewards.numbers import read_number
 
-NUMBER = re.compile(r"-?\d+")
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 class Guess:
@@ -24,7 +24,7 @@ class Guess:
     def reply(self, text: str) -> str | None:
         """The sign; None at the right number, or without any."""
         numbers = NUMBER.findall(text)
-        guess = int(numbers[-1][:20]) if numbers else None
+        guess = read_number(numbers[-1]) if numbers else None
         self.solved = guess == self.answer
         if guess is None or self.solved:
             return None

@@ -319,10 +319,17 @@ def player_of(task: TaskConfig, recipe: Recipe, policy: Policy) -> Player | None
     """The player of a task's environment; None without one. Raises as open_environment and require_tools do."""
     if task.environment is None:
         return None
+    require_stop(task, recipe)
     environment, sampling = replace(open_environment(task.environment), seed=recipe.seed), recipe.sampling
     require_tools(environment.tools, recipe.prompt, policy.tokenizer)
     reads = recipe.prompt, policy.tokenizer, policy.detokenize, policy.end_ids
     return Player(environment, *reads, sampling.stop, sampling.max_completion_length, sampling.max_turns)
+
+
+def require_stop(task: TaskConfig, recipe: Recipe) -> None:
+    """Refuse the calculator without the stop string that ends its turns: it would never answer."""
+    if task.environment == "calculator" and not any(stop.endswith("=") for stop in recipe.sampling.stop):
+        raise TaskError("task.environment = 'calculator' answers turns that end with =: set sampling.stop = ['=']")
 
 
 def require_tools(tools: Mapping[str, Tool], config: PromptConfig, tokenizer: Any) -> None:

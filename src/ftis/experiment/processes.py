@@ -27,7 +27,7 @@ def runs_in_parallel(recipe: Recipe) -> bool:
     if recipe.processes != "auto":
         return recipe.processes == "parallel"
     if _on_gpu(recipe):
-        return _each_has_its_gpu(recipe)
+        return _share_no_gpu(recipe)
     if cores() >= recipe.swarm_size:
         return not any(is_large(model) for model, *_ in shared_bases(recipe.peers))
     some_share = cores() > 1 and recipe.swarm_size <= PEERS_A_CORE * cores()
@@ -57,14 +57,11 @@ def frozen_base(peer: PeerConfig) -> tuple[str, str, str] | None:
     return (peer.model, peer.frozen_dtype, peer.device) if peer.train == "lora" else None
 
 
-def _each_has_its_gpu(recipe: Recipe) -> bool:
-    """Whether no two peers that train at a time are on one GPU. Those of ``auto`` are spread over all GPUs."""
-    count, m, gpus = torch.cuda.device_count(), recipe.swarm_size, list[int]()
-    for i, peer in enumerate(recipe.peers):
-        device = resolve_device(peer.device)
-        on_cpu = device.type != "cuda"
-        gpus.append(-1 - i if on_cpu else i % count if peer.device == "auto" else device.index or 0)
-    return all(len(set(gpus[i : i + m])) == len(gpus[i : i + m]) for i in range(0, len(gpus), m))
+def _share_no_gpu(recipe: Recipe) -> bool:
+    """Whether no two peers that train at a time are on one GPU: all are spread by ``auto``, or each names another."""
+    named = [resolve_device(peer.device).index or 0 for peer in recipe.peers if peer.device not in ("auto", "cpu")]
+    apart = not named or len(set(named)) == len(recipe.peers)
+    return apart and torch.cuda.device_count() >= recipe.swarm_size
 
 
 def _on_gpu(recipe: Recipe) -> bool:

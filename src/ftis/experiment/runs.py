@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -198,7 +198,7 @@ def _run_in_turns(jobs: Sequence[PeerJob], say: Say, stop: Stop) -> None:
             with ExitStack() as opened:
                 for job, peer in zip(members, peers, strict=True):
                     offload.clear()
-                    trainer = opened.enter_context(closing(open_peer(job)))
+                    trainer = opened.enter_context(open_peer(job))
                     if leave:
                         keeps_base, parts = frozen_base(peer) in shared, trainer.peer
                         offload.add(peer.name, parts.policy, keeps_base, parts.reference_copy)
@@ -240,7 +240,7 @@ def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing
         reply = ask(None)
         if stop.is_set():
             return
-        with closing(open_peer(job)) as trainer:
+        with open_peer(job) as trainer:
             rounds = trainer.train(placed(say, peer=job.peer), stop.is_set)
             with suppress(StopIteration):
                 while True:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ftis.config import FtisError, RunError
 from ftis.machine.resources import keep_freed_memory, memory_ran_out, name_places_of_crashes
 from ftis.recipe.own_code import error_of_own_code
-from ftis.records.events import AskedToStop, Event, Failed, Say
+from ftis.records.events import AskedToStop, Failed, Say
 
 if TYPE_CHECKING:
     from ftis.run.together import Turns
@@ -76,8 +76,12 @@ class Answered:
     answer: Any
 
 
-STOP, DONE = "stop", "done"
-"""A parent's request, and the last word of a job that has returned."""
+@dataclass(frozen=True)
+class Returned:
+    """The last word of a job that did not fail."""
+
+
+STOP = "stop"
 
 
 @contextmanager
@@ -91,8 +95,8 @@ def interrupts(say: Say, stop: Stop) -> Iterator[None]:
     def ask(signum: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
+        say(AskedToStop())  # before: whoever read this may be gone, which is a SIGTERM of its own
         stop.set()
-        say(AskedToStop())
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -147,7 +151,7 @@ def run_jobs(
                             turns.asks(label, message.question)
                         elif isinstance(message, Failed):
                             failure = failure or message.message
-                        elif message == DONE:
+                        elif isinstance(message, Returned):
                             done.add(label)
                         else:
                             say(message)
@@ -236,16 +240,13 @@ class Parent:
         self._answers: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def say(self, event: Event) -> None:
-        """Report an event."""
-        self.send(event)
-
     def ask(self, question: Any) -> Any:
         """Ask, and wait for the answer."""
-        self.send(Asked(question))
+        self.say(Asked(question))
         return self._answers.get()
 
-    def send(self, message: object) -> None:
+    def say(self, message: object) -> None:
+        """Report an event, or another message."""
         with self._one_at_a_time:
             self._pipe.send(message)
 
@@ -286,4 +287,4 @@ def _work(job: Job, pipe: Connection) -> None:
         else:
             failure = f"{job.label} met a bug:\n{traceback.format_exc()}"
     with suppress(OSError):  # the parent is gone
-        parent.send(DONE if failure is None else Failed(failure))
+        parent.say(Returned() if failure is None else Failed(failure))

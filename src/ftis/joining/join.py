@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,7 +164,7 @@ def join(
         accusations.keep_undone(place, step)  # a liar cannot repeat the rounds in which it was found
         trainer = assemble(swarm, name, place, resume_step=step, tracked_as=directory.name, networked=True)
         member, tokenizer = trainer.peer.member, trainer.peer.policy.tokenizer
-        with closing(trainer), in_network(member, tokenizer, place, identity, key, roster, log, should_stop) as network:
+        with trainer, in_network(member, tokenizer, place, identity, key, roster, log, should_stop) as network:
             if member.cursor.step == swarm.training.rounds:  # others may have come back for its messages
                 network.catch_up(member.cursor.step)
             member.share = network.own_share

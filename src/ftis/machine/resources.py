@@ -148,12 +148,14 @@ def share_cores() -> None:
 
 def memory_ran_out(error: BaseException) -> str | None:
     """An error of memory that ran out, in words with its remedies; None for any other."""
-    if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":  # torch may not be loaded
+    text = str(error) or "no details"
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in text  # it may not be loaded
+    if not of_torch and not isinstance(error, MemoryError):
         return None
-    reason = (str(error) or "no details").splitlines()[0]
     return (
-        f"memory ran out: {reason}; the same command with --dry-run says what each peer needs. A smaller "
-        f'sampling.batch_size or tokens_per_microbatch, gradient_checkpointing, frozen_dtype or train = "lora" lower it'
+        f"memory ran out: {text.splitlines()[0]}; a model needs less with a smaller sampling.batch_size or "
+        f"tokens_per_microbatch, with gradient_checkpointing or frozen_dtype, and through LoRA; ftis train RECIPE "
+        f"--dry-run estimates it"
     )
 
 

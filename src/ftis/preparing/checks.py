@@ -11,6 +11,7 @@ from ftis.engines import vllm
 from ftis.engines.models import require_precision, require_trainable
 from ftis.engines.samplers import opener
 from ftis.environments.contract import open_environment
+from ftis.environments.play import require_stop
 from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.preparing.exchange import vocabulary, with_exchange
@@ -138,8 +139,7 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
         raise TaskError(
             f"task {config.name!r} has no problems to validate with: give it some, as evaluation needs them"
         )
-    if config.environment == "calculator" and not any(stop.endswith("=") for stop in recipe.sampling.stop):
-        raise TaskError("task.environment = 'calculator' answers turns that end with =: set sampling.stop = ['=']")
+    require_stop(config, recipe)
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:
         owned = config.environment is not None and owns_reward(config.environment)

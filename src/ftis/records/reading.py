@@ -181,7 +181,7 @@ class PeerRun:
         """Read all records.
 
         Raises:
-            RecordsError: records are damaged or too large. Single damaged events are left out.
+            RecordsError: records are damaged or too large. A damaged event is left out.
         """
         peer = PeerRun(directory)
         peer.refresh()

@@ -35,7 +35,7 @@ def named(tracker: str) -> Iterator[None]:
     """Name the tracker in the error that it raises."""
     try:
         yield
-    except FtisError:
+    except FtisError:  # of another tracker, or with a remedy of its own
         raise
     except Exception as error:  # the user's code, or a service that is not there
         raise TrackerError(
@@ -55,8 +55,8 @@ def open_trackers(names: Sequence[str], project: str, run: str, directory: Path)
         trackers = []
         for name in names:
             open_one = look_up(name, "report_to", TRACKERS)
-            with named(name):
-                trackers.append(tracker := open_one(project, run, directory))
+            opened.enter_context(named(name))  # of its errors at once, and in finish
+            trackers.append(tracker := open_one(project, run, directory))
             opened.callback(tracker.finish)
         opened.pop_all()
         return trackers

@@ -83,8 +83,7 @@ def member_of(
         AlignmentError: text is exchanged, and the tokens' bytes, or the token by which the model ends, are unknown.
     """
     facts, sampling = agreement(recipe, task.digest, WIRE_VERSION), recipe.sampling
-    del facts["rounds"]  # a run that goes on for longer takes messages that were made before
-    run = run_id(facts)
+    run = run_id({key: facts[key] for key in facts.keys() - {"rounds"}})  # a longer run takes messages of before
     fingerprint = tokenizer_fingerprint(speaker.tokenizer, tokens_of(speaker.tokenizer, speaker.end_ids))
     of_round = partial(assigned, recipe, len(task.train))
     terms = Terms(

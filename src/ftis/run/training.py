@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -274,9 +273,16 @@ class Trainer:
         for step in between - pinned - {best, peer.member.cursor.step}:
             checkpoint.delete(checkpoint_path(place, step))
 
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(Exception) if kind else nullcontext():  # the error of the run itself counts
+            self.close()
+
     def close(self) -> None:
-        """Release the sampler, the environments and the trackers. An error of theirs does not hide an earlier one."""
-        with suppress(Exception) if sys.exception() else nullcontext(), ExitStack() as closed:
+        """Release the sampler, the environments and the trackers."""
+        with ExitStack() as closed:
             closed.callback(self.records.close)
             for exam in self.splits.values():
                 if exam.episodes is not None:
