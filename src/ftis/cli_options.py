@@ -29,9 +29,11 @@ class Output(Console):
         try:
             super().on_broken_pipe()
         except SystemExit:
-            if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, signal.SIG_IGN, None):
+            handler = signal.getsignal(signal.SIGTERM)
+            if handler in (signal.SIG_DFL, None):
                 raise
-            signal.raise_signal(signal.SIGTERM)
+            if handler is not signal.SIG_IGN:  # a command that is asked to end already ignores it
+                signal.raise_signal(signal.SIGTERM)
 
 
 console = Output(

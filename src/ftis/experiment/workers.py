@@ -95,8 +95,12 @@ def interrupts(say: Say, stop: Stop) -> Iterator[None]:
     def ask(signum: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
-        say(AskedToStop())  # before: whoever read this may be gone, which is a SIGTERM of its own
         stop.set()
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # output without a reader raises it: no second signal
+        try:
+            say(AskedToStop())
+        finally:
+            signal.signal(signal.SIGTERM, handler)
 
     if threading.current_thread() is not threading.main_thread():
         yield
