@@ -293,7 +293,7 @@ def test_a_task_without_problems_to_answer_and_a_place_that_cannot_be_written_ar
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", Path("/proc")):  # no directory, and one that takes no files
         assert ftis("eval", "starter:small", *DEMO, "--output", str(place / "out.jsonl")) == 1
-        assert "error: " in capsys.readouterr().err
+        assert f"{place / 'out.jsonl'} cannot be written" in capsys.readouterr().err
     monkeypatch.setattr(assembly, "load_task", lambda config: replace(load_task(config), validation=()))
     assert ftis("eval", "starter:small", *DEMO) == 1
     assert "no problems to validate with" in capsys.readouterr().err

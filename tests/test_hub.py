@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from conftest import TinyModelDir, TinyPolicy, assert_one_line
@@ -107,6 +108,13 @@ def test_an_adapter_whose_base_is_not_here(
     assert generation_defaults(str(tmp_path)) is None
     assert len(session.asked) == places.TRIES
     assert "Retrying" not in caplog.text
+
+
+def test_a_file_is_no_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(places, "answers", Mock(side_effect=AssertionError))
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match="it is a file; name a directory"):
+        require_trainable(PeerConfig(name="a", model="m"), str(tmp_path / "model.gguf"))
 
 
 def adapter_config(base: object) -> str:

@@ -37,7 +37,7 @@ from ftis.cli_options import (
     go_back,
     step_of,
 )
-from ftis.config import FtisError, Recipe, did_you_mean, nearest
+from ftis.config import FtisError, Recipe, RunError, did_you_mean, nearest
 from ftis.machine.resources import keep_freed_memory, memory_ran_out, name_places_of_crashes, share_cores
 from ftis.recipe.arms import arms_of, run_directory
 from ftis.recipe.own_code import error_of_own_code
@@ -467,9 +467,12 @@ def evaluate_model(
     loaded = load(recipe, set_ or [])
     sampling = loaded.sampling
     if output:  # a place that cannot be written is refused before the answers
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=output.parent):
-            pass
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=output.parent):
+                pass
+        except OSError as error:
+            raise RunError(f"{output} cannot be written ({error.strerror}): name another file as --output") from error
     with busy(LOADING) as doing:
         from ftis.check.quantities import counted, in_time
         from ftis.library import open_exam

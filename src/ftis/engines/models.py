@@ -276,7 +276,7 @@ def require_trainable(config: PeerConfig, source: str) -> None:
             if getattr(described, "quantization_config", None) is not None:
                 raise ModelError(
                     f"peer {config.name!r}: the weights of {config.model} are quantised and cannot be trained in full: "
-                    f'name an unquantised model, or set train = "lora"'
+                    f'name an unquantised model, or train an adapter (train = "lora", --lora of ftis new)'
                 )
             return
     except (OSError, ValueError, KeyError) as error:

@@ -38,9 +38,11 @@ def no_model_at(source: str) -> str:
 def only_here(source: str) -> bool:
     """Whether to look for a model on this machine alone, as ``local_files_only`` of the Hub's clients.
 
-    If the Hub does not answer, the clients would ask for each of the files six times, for 23 seconds.
+    If the Hub does not answer, the clients would ask for each of the files six times, for 23 seconds. They take a file
+    for a Hub id, too.
     """
-    return not Path(source).exists() and not answers()
+    place = Path(source)
+    return not place.is_dir() and (place.exists() or not answers())
 
 
 @cache

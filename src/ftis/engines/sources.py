@@ -67,6 +67,8 @@ def adapter_config(source: str) -> Path | None:
 
 
 def why_not_loaded(error: Exception, source: str) -> str:
+    if Path(source).is_file():
+        return "it is a file; name a directory in Hugging Face's format"
     reason = first_line(error)
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, which ftis does not run; take an architecture that transformers has"

@@ -121,8 +121,8 @@ def run(
         if own := error_of_own_code(error):
             raise RunError(own) from error
         raise RunError(
-            f"{directory}: {error}; free space, or move the whole run and name its new place as output_dir, then run "
-            f"the same command again, ftis train and join with --resume"
+            f"{directory}: {error}; free space, or name another output_dir and move the run there if it has begun; "
+            f"then run the same command again, ftis train and join with --resume"
         ) from error
     return True
 
