@@ -10,7 +10,6 @@ import math
 import operator
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -589,7 +588,7 @@ def test_problems_out_of_distribution_are_asked_without_the_environment(
     rows = [{"question": "Which colour has the sky?"[:length], "answer": "blue"} for length in range(15, 25)]
     (tmp_path / "colours.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = write_game(tmp_path, models, "guess", "a", ood=[{"name": "jsonl", "path": "colours.jsonl"}])
-    with closing(assemble(load(recipe), "a", tmp_path)) as trainer:
+    with assemble(load(recipe), "a", tmp_path) as trainer:
         assert [exam.episodes is None for exam in trainer.splits.values()] == [False, True]
 
 
@@ -786,7 +785,7 @@ def test_a_prompt_is_rendered_in_each_round_only_if_an_environment_takes_a_seed(
     rendering = Mock(side_effect=render_prompt)
     for place in ("run.assembly", "environments.play"):
         monkeypatch.setattr(f"ftis.{place}.render_prompt", rendering)
-    with contextlib.closing(assemble(load(write_game(tmp_path, models, environment)), "a", tmp_path / "a")) as trainer:
+    with assemble(load(write_game(tmp_path, models, environment)), "a", tmp_path / "a") as trainer:
         rendering.reset_mock()
         for round in (0, 1, 0, 0):  # late messages too
             trainer.peer.member.prompt_ids(2, round)

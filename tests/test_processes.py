@@ -327,8 +327,7 @@ def test_records_without_a_checkpoint_are_not_trained_over(
 def test_peers_on_one_gpu_take_turns(
     gpus: int, devices: list[str], parallel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with_gpus(monkeypatch, *[True] * gpus)
     assert processes.runs_in_parallel(recipe_of(*({"device": device} for device in devices))) == parallel
 
 

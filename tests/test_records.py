@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -246,9 +245,9 @@ def test_a_longer_run_takes_messages_of_the_shorter_one(tmp_path: Path, models: 
     recipe = write_recipe(tmp_path, {name: {"model": models[name]} for name in "ab"})
     headers = []
     for rounds in (4, 40):
-        with closing(assemble(load(recipe, [f"training.rounds={rounds}"]), "a", tmp_path / "a")) as trainer:
+        with assemble(load(recipe, [f"training.rounds={rounds}"]), "a", tmp_path / "a") as trainer:
             headers.append(trainer.peer.member.header)
-    with closing(assemble(load(recipe, ["seed=1"]), "a", tmp_path / "a")) as trainer:
+    with assemble(load(recipe, ["seed=1"]), "a", tmp_path / "a") as trainer:
         assert headers[0] == headers[1] != trainer.peer.member.header
 
 

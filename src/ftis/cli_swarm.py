@@ -187,7 +187,7 @@ def new_keys(
 ) -> None:
     """Make a private and a public key for each name. The private one stays on its machine."""
     from ftis.swarm.certificates import new_certificates
-    from ftis.swarm.identity import IdentityError, check_name, new_key
+    from ftis.swarm.identity import new_key, require_new
 
     if host and not tls:
         raise typer.BadParameter("--host goes with --tls: keys hold no address")
@@ -196,13 +196,7 @@ def new_keys(
         new_certificates(place, names, host or [])
         console.print(f"{place}: ca.pem and, for each of {', '.join(names)}, a .pem and a .tls.key; ca.key stays here")
         return
-    for name in names:  # all are looked at before any is written
-        check_name(name)
-        if names.count(name) > 1:
-            raise IdentityError(f"the name {name!r} is given twice; give each peer its own")
-        for path in (place / f"{name}.key", place / f"{name}.pub"):
-            if path.exists():
-                raise IdentityError(f"{path} exists already: move it away to make a new one")
+    require_new(place, names, (".key", ".pub"))  # before any is written
     for name in names:
         new_key(place, name)
         console.print(f"{place / name}.key (keep it to yourself), {place / name}.pub (give it to the others)")

@@ -293,7 +293,7 @@ def open_exam(model: str, recipe: Recipe, peer: str | None, limit: int | None) -
     sampling = recipe.sampling
     with closing(examine(model, recipe, recipe.peer(peer) if peer is not None else None, limit)) as exam:
         policy, name = exam.policy, f"task {recipe.task.name!r}, validation problem"
-        if not (recipe.task.environment and owns_reward(recipe.task.environment)):
+        if not owns_reward(recipe.task.environment):
             require_rewardable(exam.score, exam.problems, name)
         named = [(f"{name} {problem.item}", problem) for problem in exam.problems]
         require_fit(model, policy.config.model, recipe.prompt, sampling.max_completion_length, policy.tokenizer, named)

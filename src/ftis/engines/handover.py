@@ -286,11 +286,7 @@ _REMEDY = (
 
 class Written:
     """Weights in a temporary directory in ``directory``, which engines elsewhere read by the same path. The directory
-    is deleted together with this object.
-
-    Raises:
-        SamplerError: they cannot be written.
-    """
+    is deleted together with this object. A SamplerError if it takes no weights."""
 
     def __init__(self, directory: str | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ftis-vllm-", dir=directory))

@@ -39,8 +39,8 @@ def bandwidth(device: torch.device) -> float:
 
 
 class Movable:
-    """The tensors of a policy that can leave its device: weights, and the moments of its optimiser, and the
-    weights of β's reference.
+    """The tensors of a policy that can leave its device: weights, its optimiser's moments, and the weights of β's
+    reference.
 
     Frozen weights that another model shares stay on the device. With ``keeps_base`` all frozen weights stay, for later
     policies that will share them.

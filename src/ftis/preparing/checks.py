@@ -16,7 +16,7 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.preparing.exchange import vocabulary, with_exchange
 from ftis.preparing.prompting import Rendered, look_at_prompts
-from ftis.prompts import Task, TaskError
+from ftis.prompts import Task
 from ftis.recipe.arms import Arm, run_directory
 from ftis.recipe.own_code import staying
 from ftis.records.trackers import package
@@ -26,7 +26,7 @@ from ftis.run import checkpoint
 from ftis.schedule import assigned
 from ftis.seams import ENVIRONMENTS, TRACKERS, look_up
 from ftis.selection import selections_of
-from ftis.tasks.problems import load_task, require_unseen
+from ftis.tasks.problems import load_task, require_unseen, require_validation
 
 OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules"}
 """Settings of a peer that its model must fit."""
@@ -112,8 +112,10 @@ def _check_names(recipe: Recipe) -> None:
             package(tracker)
 
 
-def owns_reward(environment: str) -> bool:
+def owns_reward(environment: str | None) -> bool:
     """Whether an environment gives the reward itself. A class tells, since making an instance may take long."""
+    if environment is None:
+        return False
     made = look_up(environment, "task.environment", ENVIRONMENTS)
     return hasattr(made if inspect.isclass(made) else open_environment(environment, apart=False).instance, "get_reward")
 
@@ -135,15 +137,11 @@ def _load(config: TaskConfig, recipe: Recipe, tasks: dict[str, Task], rewarded: 
     with staying():
         task = tasks[key] = tasks.get(key) or load_task(config)
         score = load_scorer(recipe.reward, recipe.prompt, task.answer_kind)
-    if not task.validation:
-        raise TaskError(
-            f"task {config.name!r} has no problems to validate with: give it some, as evaluation needs them"
-        )
+    require_validation(task, config.name)
     require_stop(config, recipe)
     asked = (key, recipe.reward.model_dump_json(), recipe.prompt.model_dump_json())
     if asked not in rewarded:
-        owned = config.environment is not None and owns_reward(config.environment)
-        for part in () if owned else parts_of(score):
+        for part in () if owns_reward(config.environment) else parts_of(score):
             require_columns(part, task.validation[0], config.name)
             require_rewardable(part, task.train, f"task {config.name!r}, training problem")
             require_rewardable(part, task.validation, f"task {config.name!r}, validation problem")

@@ -150,7 +150,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def toml(value: Any) -> str:
-    """A value in TOML, which writes texts, booleans and lists as JSON does, but no halves of characters and no DEL."""
+    """A value in TOML, which writes texts, booleans and lists as JSON does, without surrogate pairs and DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

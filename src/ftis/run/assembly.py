@@ -20,7 +20,7 @@ from ftis.models import starters
 from ftis.objectives import resolve
 from ftis.peer import Peer
 from ftis.policy import Policy
-from ftis.prompts import Task, TaskError
+from ftis.prompts import Task
 from ftis.recipe.own_code import staying
 from ftis.records.reading import VALIDATION
 from ftis.records.trackers import open_trackers
@@ -35,7 +35,7 @@ from ftis.sampling import Decoding
 from ftis.schedule import seed_of
 from ftis.seams import look_up
 from ftis.selection import selections_of
-from ftis.tasks.problems import load_task
+from ftis.tasks.problems import load_task, require_validation
 from ftis.tasks.rendering import render_prompt
 from ftis.tasks.splitting import subset
 
@@ -181,9 +181,8 @@ def examine(model: str, recipe: Recipe, run_as: PeerConfig | None = None, limit:
     with staying():
         asked = load_task(task)
         score = load_scorer(recipe.reward, recipe.prompt, asked.answer_kind)
+    require_validation(asked, task.name)
     problems = asked.validation
-    if not problems:
-        raise TaskError(f"task {task.name!r} has no problems to validate with: give it some, as evaluation needs them")
     if limit is not None and limit < len(problems):  # another split than the recipe's may hold training problems
         problems = tuple(subset(problems, limit, task.seed, VALIDATION))
     policy = Policy.load(config)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ftis.swarm.identity import UNREADABLE, IdentityError, check_name, write, write_private
+from ftis.swarm.identity import UNREADABLE, IdentityError, require_new, write, write_private
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]{1,253}")
 CERTIFICATE_DAYS = 825
@@ -35,15 +35,9 @@ def new_certificates(directory: Path, names: Sequence[str], hosts: Sequence[str]
         IdentityError: a name or host is bad, a peer has a certificate already, or the authority is damaged or
             incomplete. Nothing is written then.
     """
-    for name in names:
-        check_name(name)
-        if name == "ca":
-            raise IdentityError("a certificate for 'ca' would overwrite the authority's ca.pem: give it another name")
-        if names.count(name) > 1:
-            raise IdentityError(f"the name {name!r} is given twice; give each peer its own")
-        for path in (directory / f"{name}.tls.key", directory / f"{name}.pem"):
-            if path.exists():
-                raise IdentityError(f"{path} exists already: move it away to make a new one")
+    if "ca" in names:
+        raise IdentityError("a certificate for 'ca' would overwrite the authority's ca.pem: give it another name")
+    require_new(directory, names, (".tls.key", ".pem"))
     known_as = {name: [_host(h) for h in dict.fromkeys([name, "localhost", "127.0.0.1", *hosts])] for name in names}
     authority_key, authority = _authority(directory)
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

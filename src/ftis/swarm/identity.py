@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -47,6 +47,21 @@ def verify(public: str, data: bytes, signature: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def require_new(directory: Path, names: Sequence[str], endings: Sequence[str]) -> None:
+    """Refuse names that are no peers', that are given twice, or that have a file ``<name><ending>`` already.
+
+    Raises:
+        IdentityError: there is one.
+    """
+    for name in names:
+        check_name(name)
+        if names.count(name) > 1:
+            raise IdentityError(f"the name {name!r} is given twice; give each peer its own")
+        for path in (directory / f"{name}{ending}" for ending in endings):
+            if path.exists():
+                raise IdentityError(f"{path} exists already: move it away to make a new one")
 
 
 def new_key(directory: Path, name: str) -> str:

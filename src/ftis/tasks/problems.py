@@ -79,6 +79,12 @@ def require_unseen(task: Task, ood: Task) -> None:
         )
 
 
+def require_validation(task: Task, name: str) -> None:
+    """Refuse the task ``name`` of a recipe if it has no problems to evaluate on."""
+    if not task.validation:
+        raise TaskError(f"task {name!r} has no problems to validate with: give it some, as evaluation needs them")
+
+
 def load_task(config: TaskConfig) -> Task:
     """The problems that a recipe's ``[task]`` or ``[[ood]]`` section names.
 
