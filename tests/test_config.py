@@ -76,6 +76,11 @@ def refusal(source: Path | dict[str, Any], *overrides: str) -> str:
     return message
 
 
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path: Path, path: Path) -> None:
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load(tmp_path / "marked.toml") == load(path)
+
+
 def document(**changes: Any) -> dict[str, Any]:
     """``TEXT`` as a document, with some keys set: ``document(training__rounds=3)``."""
     made = tomllib.loads(TEXT)
@@ -167,6 +172,7 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"prompt__template": "Solve it."}, ["prompt.template 'Solve it.'", "{question}"]),
         ({"prompt__answer_tag": "think"}, ["prompt.think_tag", "'think'"]),
         ({"peers__1__name": "small"}, ["peers", "'small'", "twice"]),
+        ({"peers__1__name": "SMALL"}, ["peers", "'SMALL' and 'small'", "twice"]),
         ({"arms__1__name": "alone"}, ["arms", "'alone'", "twice"]),
         ({"experiment__baselines": ["alone", "alone"]}, ["'alone'", "twice"]),
         ({"experiment__baselines": []}, ["experiment.baselines"]),

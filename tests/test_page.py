@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -260,6 +261,18 @@ def test_the_cap_is_the_recipe_s_or_one_that_a_weight_stopped_at(tmp_path: Path)
     rounds = ArmRounds.studied(study, next(arm for arm in study.arms if arm.name == "F-TIS"))
     assert cap_of(rounds, ObjectiveConfig(importance_sampling_clip_max=3.5)) == 3.5
     assert cap_of(rounds, ObjectiveConfig()) == 2.0  # largest ratio 8, largest weight 2
+
+
+def test_without_truncation_or_filter_their_figures_have_no_level(tmp_path: Path) -> None:
+    endless = {"objective": {"name": "F-TIS", "importance_sampling_clip_max": math.inf, "kl_threshold": math.inf}}
+    study = read_study(Scene(tmp_path, ood=False, seeds=(0,), settings=endless).write())
+    arm = next(arm for arm in study.arms if arm.name == "F-TIS")
+    assert arm.recipe.objective.importance_sampling_clip_max == math.inf
+    figures = weighed(ArmRounds.studied(study, arm), arm.recipe.objective)
+    assert figures is not None
+    drawn = str(figures)
+    assert "C = " not in drawn
+    assert "threshold" not in drawn
     assert cap_of(ArmRounds("F-TIS", {}, {0: {}}), ObjectiveConfig()) is None
 
 

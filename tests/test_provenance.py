@@ -61,6 +61,7 @@ def begun(tmp_path: Path) -> Path:
         ("honesty", {"action": "warn"}, True),
         ("experiment", {"baselines": ["F-TIS"]}, True),
         ("training", {"rounds": 2, "eval_every": 1, "save_every": 7, "save_total_limit": 3}, True),
+        ("training", {"record_rollouts": False}, True),
         ("arms", {"set": {"training.rounds": 4}}, True),
     ],
 )

@@ -77,6 +77,19 @@ def test_a_damaged_line_is_named_when_read_whole_and_left_out_when_followed(
         read_jsonl(file)
 
 
+@given(row=ROWS, cut=st.integers(1, 20))
+def test_a_line_after_one_that_a_kill_cut_short_is_whole(
+    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any], cut: int
+) -> None:
+    file = tmp_path_factory.mktemp("any") / "rows.jsonl"
+    file.write_bytes(encoded(file, [{"first": 1}, row])[:-cut])
+    kept = read_jsonl(file)
+    append_jsonl(file, {"later": 2})
+    followed = lines(file, most=1000)
+    followed.refresh()
+    assert (followed.rows[: len(kept)], followed.rows[-1]) == (kept, {"later": 2})
+
+
 def steps(of: Lines[dict[str, Any]]) -> list[int]:
     return [row["step"] for row in of.rows]
 

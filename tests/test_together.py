@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from ftis.admission import Collected
 from ftis.member import Outgoing
 from ftis.recipe.parsing import load
+from ftis.records.events import Evaluated, Event, PeerFinished, PeerStopped, RoundEnded
 from ftis.records.files import saved_steps
+from ftis.rewards.scoring import WeightedScorer
 from ftis.run.assembly import assemble
 from ftis.run.together import Turns, TurnTaking, delivered, go_on, in_turns
 from ftis.swarm.facts import ExchangeError
@@ -120,6 +122,37 @@ SMALL = (
     *("training.rounds=3", "training.prompts_per_round=4", "training.eval_every=0", "sampling.num_generations=4"),
     *("task.validation_size=2", "ood=[]", "arms=[]"),
 )
+
+
+@pytest.mark.parametrize("finished", [0, 1, 3])
+def test_a_peer_that_is_asked_to_stop_saves_before_it_evaluates(finished: int, tmp_path: Path) -> None:
+    often = ("training.eval_every=1", "training.save_every=5", "ood=[{name='clock', validation_size=2}]")
+    two_rewards = "reward.function=['test_together.longest', 'test_together.shortest']"
+    recipe = load(Path(__file__).parents[1] / "recipes" / "demo_pair.toml", (*SMALL, *often, two_rewards))
+    swarm = recipe.of_swarm(("small",))
+    trainer, heard = assemble(swarm, "small", tmp_path, networked=True), list[Event]()
+
+    def rounds() -> int:
+        return sum(isinstance(event, RoundEnded) for event in heard)
+
+    go_on(trainer.train(heard.append, lambda: rounds() == finished), lambda: Collected({}))
+    assert rounds() == finished
+    assert isinstance(heard[-1], PeerStopped)
+    assert [event.step for event in heard if isinstance(event, Evaluated)] == list(range(finished))
+    assert saved_steps(tmp_path) == [finished] * (finished > 0)
+    scores = [exam.score for exam in trainer.splits.values()]
+    assert not any(score.seen for score in scores if isinstance(score, WeightedScorer)), "an evaluation's texts stay"
+    go_on(trainer.train(heard.append), lambda: Collected({}))
+    assert isinstance(heard[-1], PeerFinished)
+    assert sorted({event.step for event in heard if isinstance(event, Evaluated)}) == [0, 1, 2, 3]
+
+
+def longest(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def shortest(completions: list[str], **_: Any) -> list[float]:
+    return [-float(len(text)) for text in completions]
 
 
 def test_a_peer_saves_its_finished_rounds_if_messages_cannot_be_had(tmp_path: Path) -> None:

@@ -395,8 +395,10 @@ class Recipe(_Section):
         peers, arms = [p.name for p in self.peers], [a.name for a in self.arms]
         named = {"peers": peers, "arms": arms, "experiment.baselines": self.experiment.baselines}
         for kind, names in named.items():
-            if twice := {n for n in names if names.count(n) > 1}:
-                raise ValueError(f"{kind}: the name {sorted(twice)[0]!r} is used twice; give each its own")
+            lower = [name.casefold() for name in names]  # names of directories, and some file systems ignore case
+            if twice := sorted({name for name in names if lower.count(name.casefold()) > 1}):
+                same = " and ".join(map(repr, twice[:2]))
+                raise ValueError(f"{kind}: the name {same} is used twice; give each its own, whatever the case")
         for arm in self.arms:
             if arm.collaborate and arm.budget != "trained":
                 raise ValueError(f"arm {arm.name!r}: budget = {arm.budget!r} is for arms with collaborate = false")

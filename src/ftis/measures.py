@@ -238,7 +238,7 @@ def rollout_columns(judged: Judged, chosen: Chosen, prompts: Sequence[Prompt]) -
         "completion": list(batch.completions),
         "reward": batch.reward_N,
         "advantage": judged.advantage_N.numpy(),
-        # Null where Â = 0: the model never runs on these rollouts.
+        # Null where Â = 0, unless β > 0: the model never runs on these rollouts.
         "kept": judged.spread(chosen.kept_R.tolist(), None),
         "kl_k1": judged.spread(kl_R, None),
         "completion_ids": [r.completion_ids for r in batch.rollouts],

@@ -7,6 +7,7 @@ alternate, so a step is measured even if no group carries signal. Nothing of tha
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -285,7 +286,7 @@ class Trial:
 def _idle_filter(objective: Objective, mean_length: float) -> float | None:
     """The filter's g if completions of so many tokens would need more than a nat of KL at each to reach it."""
     summed = objective.filtered and objective.kl_reduction == "sum"
-    return objective.kl_threshold if summed and objective.kl_threshold > mean_length else None
+    return objective.kl_threshold if summed and mean_length < objective.kl_threshold < math.inf else None
 
 
 def outcome_of(peer: Peer, swarm: Recipe, tried: Trial, example: tuple[str, str] | None) -> Outcome:

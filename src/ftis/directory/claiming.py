@@ -20,7 +20,7 @@ FREE_ON_RESUME = (
     *("output_dir", "processes", "threads", "offload", "report_to", "experiment", "network", "honesty"),
     "peers.*.cuda_graphs",
     *("training.rounds", "training.eval_every", "training.save_every", "training.save_total_limit"),
-    "training.load_best_model_at_end",
+    *("training.load_best_model_at_end", "training.record_rollouts"),
 )
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
 sets the honesty test's threshold, and ``threads`` changes last bits; no other changes the numbers of honest peers."""

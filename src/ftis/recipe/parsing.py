@@ -98,7 +98,7 @@ def _read(path: Path) -> dict[str, Any]:
         there = ", ".join(sorted(file.name for file in path.glob("*.toml"))[:8]) or "none"
         raise RecipeError(f"{path} is a directory: name a recipe; .toml files there: {there}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         return _table(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
     except FileNotFoundError:
         files = {file.stem: file for place in (path.parent / "recipes", path.parent) for file in place.glob("*.toml")}

@@ -41,7 +41,7 @@ LAST_EVALUATIONS = 3
 class RolloutRow(TypedDict):
     """A rollout of a round: the columns that a reader needs; the others serve a replay.
 
-    Log π_old, KL and fate are None if Â = 0. A rollout of an older version may lack its last two columns.
+    Log π_old, KL and fate are None if Â = 0 and β = 0. A rollout of an older version may lack its last two columns.
     """
 
     round: int

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ftis.config import PeerConfig, Recipe, SamplingConfig
+from ftis.config import PeerConfig, Recipe, SamplingConfig, as_name
 from ftis.engines.models import reference_of
 from ftis.engines.samplers import check_stop, open_sampler
 from ftis.environments.play import player_of
@@ -125,7 +125,7 @@ def assemble(
 
 def splits_of(ood: Sequence[Task]) -> list[str]:
     """``validation``, and ``ood-<task>`` of each task out of distribution, with a number if a task occurs twice."""
-    kinds = [f"ood-{task.name.replace(':', '-')}" for task in ood]
+    kinds = [f"ood-{as_name(task.name)}" for task in ood]
     names = [VALIDATION]
     for end, kind in enumerate(kinds, 1):
         number = kinds[:end].count(kind)

@@ -92,7 +92,7 @@ class Trainer:
         if a round fails before its first optimiser step, or an evaluation or a tracker fails.
 
         Args:
-            should_stop: asked before each round.
+            should_stop: asked before each round and each evaluation.
             next_round: the round after so many finished ones: a later one if the swarm went on without this peer.
             offer: called with the message before it is yielded, and with ``training.overlap`` before the next round
                 is sampled.
@@ -100,9 +100,13 @@ class Trainer:
         peer, member, training = self.peer, self.peer.member, self.peer.recipe.training
         self.records.cut_back_to(member.cursor.step or -1)  # a peer that starts anew is evaluated again
         say(PeerStarted(member.cursor.step, slow=peer.sampler.slow))
-        self.evaluate_where_due(training.rounds, say)
-        while member.cursor.step < training.rounds:
+        while True:
             try:
+                if should_stop():  # an evaluation may take longer than whoever stops us waits; a resume makes up for it
+                    raise Stopped
+                self.evaluate_where_due(training.rounds, say)
+                if member.cursor.step >= training.rounds:
+                    break
                 if should_stop():
                     raise Stopped
                 round = next_round(member.cursor.step)
@@ -133,7 +137,6 @@ class Trainer:
                 raise
             if self.is_saved(member.cursor.step):
                 self.save()
-            self.evaluate_where_due(training.rounds, say)
         say(PeerFinished(member.cursor.step))
 
     def sample_ahead(self, round: int) -> Drawing | None:
@@ -219,11 +222,7 @@ class Trainer:
             return
         done = PeerRun(self.records.directory).evaluated(step)  # before a resume
         if due := {split: exam for split, exam in self.splits.items() if split not in done}:
-            try:
-                say(self.evaluate(due))
-            except Exception:
-                self.save_what_is_whole()
-                raise
+            say(self.evaluate(due))
 
     def evaluate(self, splits: Mapping[str, Exam]) -> Evaluated:
         """Record greedy pass@1 on each split."""
@@ -241,6 +240,8 @@ class Trainer:
                 seconds=time.monotonic() - began,
             )
             self.records.evaluation(vars(row), [vars(answered) for answered in evaluation.problems])
+            if isinstance(exam.score, WeightedScorer) and exam.score is not self.peer.member.admitter.score:
+                exam.score.seen.clear()  # that of training forgets after each round, and keeps what was drawn ahead
         first = next(iter(evaluations.values()))
         accuracies = {split: evaluation.accuracy for split, evaluation in evaluations.items()}
         return Evaluated(step, accuracies, problems=len(first.problems), reward_std=first.reward_std)

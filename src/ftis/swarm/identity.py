@@ -141,7 +141,7 @@ def read_roster(path: Path) -> dict[str, str]:
         IdentityError: the file is missing, or is not a table of names and public keys.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise IdentityError(f"no roster at {path}: make one with ftis keys roster") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ def __getattr__(name: str) -> Any:
     remedy = f"pip install {extra('trl')}"
     try:
         found = importlib.metadata.version("trl")
-        version = tuple(map(int, found.split(".")[:2]))
+        version = tuple(map(int, re.findall(r"\d+", found)[:2]))  # 1.17rc1 too
         if not TRIED <= version < (2,):
             raise ImportError(f"ftis.trl goes with TRL from 1.16 on and below 2, and TRL here is {found}: {remedy}")
         if version > TRIED:  # once, as Python shows one warning of one place

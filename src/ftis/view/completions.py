@@ -133,7 +133,7 @@ def choose(rows: Sequence[RolloutRow], cap: float) -> dict[str, RolloutRow]:
     Best and worst have the highest and the lowest advantage. Dropped has the highest KL of the dropped ones. Truncated
     has the most tokens whose ratio exceeds ``cap``. Completions without signal are shown only if no other has any.
     """
-    left = [row for row in rows if row["old_logp"] is not None] or list(rows)
+    left = [row for row in rows if row["old_logp"] is not None and row["advantage"]] or list(rows)
     chosen: dict[str, RolloutRow] = {}
     for kind in KINDS:
         if left and (row := _pick(kind, left, cap)) is not None:
@@ -155,7 +155,7 @@ def _pick(kind: str, rows: Sequence[RolloutRow], cap: float) -> RolloutRow | Non
 
 
 def _ratios(row: RolloutRow) -> list[float]:
-    """π_old/π_gen of each token's unit; none if Â = 0, since log π_old was not computed then."""
+    """π_old/π_gen of each token's unit; none if log π_old was not computed, which Â = 0 spares."""
     if row["old_logp"] is None:
         return []
     n, unit = len(row["old_logp"]), row.get("unit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,7 +188,7 @@ def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
     cap, columns = cap_of(rounds, objective), learners if learners > 1 else len(heard)
     filters = any(map(any, (values for pair in heard for values in pair.values("dropped").values())))
     threshold = None
-    if objective.kl_estimator and objective.kl_threshold is not None and filters:
+    if filters and objective.kl_estimator and objective.kl_threshold not in (None, math.inf):
         threshold = objective.kl_estimator, objective.kl_threshold
     return Weighed(
         ChartRow.of([figures.weights(pair, cap) for pair in heard], columns),
@@ -196,9 +197,12 @@ def weighed(rounds: ArmRounds, objective: ObjectiveConfig) -> Weighed | None:
 
 
 def cap_of(rounds: ArmRounds, objective: ObjectiveConfig) -> float | None:
-    """C by the recipe, else by the first round with a ratio above its largest weight; None without such a round."""
-    if objective.importance_sampling_clip_max is not None:
-        return objective.importance_sampling_clip_max
+    """C by the recipe, else by the first round with a ratio above its largest weight.
+
+    None if it is infinite or there is no such round.
+    """
+    if (cap := objective.importance_sampling_clip_max) is not None:
+        return cap if cap < math.inf else None
     for learner, source in rounds.pairs:
         ratio, weight = (keys.peer_key(source, f"{kind}/max") for kind in (keys.RATIO, keys.WEIGHT))
         for row in (row.measures for run in rounds.runs.values() for row in run[learner]):
