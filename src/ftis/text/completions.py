@@ -6,7 +6,6 @@ completion. A unit covers the bytes of one of the sender's tokens, and has its l
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -42,26 +41,7 @@ def as_texts(
         most_bytes: the most of a completion that a message carries.
     """
     ends = {end: END + min(place, MOST_ENDS - 1) for place, end in enumerate(end_ids)}
-    ids = np.concatenate([np.zeros(0, np.int32), *(rollout.completion_ids for rollout in rollouts)])
-    lengths = np.array([len(rollout) for rollout in rollouts], np.int64)
-    stops = np.cumsum(lengths)
-    last = stops[lengths > 0] - 1
-    sizes, joined = known.sizes(ids), known.join(ids)
-    at_end = last[np.isin(ids[last], list(ends))]
-    byte_stops = np.cumsum(sizes, dtype=np.int64)
-    regular = lengths.all() and np.array_equal(np.flatnonzero(sizes == 0), at_end)
-    if regular:
-        regular = np.diff(byte_stops[stops - 1], prepend=0).max(initial=0) <= most_bytes
-    if not regular or not all_utf8(joined, byte_stops[stops - 1]):
-        return [_as_text(rollout, known, ends, most_bytes) for rollout in rollouts]
-    raw = np.insert(joined.astype(np.int32), byte_stops[at_end], [ends[end] for end in ids[at_end].tolist()])
-    place = np.arange(len(ids), dtype=np.int32) - np.repeat((stops - lengths).astype(np.int32), lengths)
-    unit = np.repeat(place, np.maximum(sizes, 1))
-    cuts = np.cumsum(np.maximum(sizes, 1))[stops - 1].tolist()
-    return [
-        Rollout(raw[start:stop], rollout.gen_logp, unit[start:stop])
-        for rollout, (start, stop) in zip(rollouts, itertools.pairwise([0, *cuts]), strict=True)
-    ]
+    return [_as_text(rollout, known, ends, most_bytes) for rollout in rollouts]
 
 
 def all_utf8(text: Bytes, stops: npt.NDArray[np.integer]) -> bool:
