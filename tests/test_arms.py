@@ -125,6 +125,9 @@ def test_what_does_not_fit_is_refused() -> None:
         (document(peers="abcdef"), "arm 'F-TIS-4'", "swarm_size = 4", "2 or 3"),
         (document(peers="abc", arms=[SIZES[0]]), "take 3"),
         (document(training__swarm_size=0), "training.swarm_size = 0"),
+        (document(training__swarms=[["a", "b"], ["c", "d"]]), "training.swarms is gone", "training.swarm_size"),
+        (document(arms=[{"name": "x", "swarm_size": 2}]), "arms.x.swarm_size is gone", "training.swarm_size"),
+        (document(arms=[{"name": "x", "budget": "seconds"}]), "arms.x.budget = 'seconds' is gone", "swarm_size = 1"),
     ]
     for given, *words in cases:
         with pytest.raises(RecipeError) as caught:

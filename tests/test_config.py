@@ -168,6 +168,7 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"peers__small__train": "Lora"}, ["peers.small.train = 'Lora'", "'full' or 'lora'"]),
         ({"peers__small__learning_rate": math.inf}, ["finite"]),
         ({"sampling__temperature": math.nan}, ["sampling.temperature = nan"]),
+        ({"wire": {"logp": "fixed9"}}, ["wire is gone"]),
         ({"prompt__template": "Solve it."}, ["prompt.template 'Solve it.'", "{question}"]),
         ({"prompt__answer_tag": "think"}, ["prompt.think_tag", "'think'"]),
         ({"peers__1__name": "small"}, ["peers", "'small'", "twice"]),
@@ -178,6 +179,7 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"training__prompts_per_round": 25}, ["training.prompts_per_round = 25", "multiple of 2"]),
         ({"sampling__num_generations": 7, "training__mode": "horizontal"}, ["sampling.num_generations = 7"]),
         ({"peers__small__frozen_dtype": "nf4"}, ["'small'", 'train = "lora"']),
+        ({"peers__small__fsdp": True}, ["peers.small.fsdp is gone", "accelerate launch"]),
         ({"training__swarm_size": 3}, ["training.swarm_size = 3", "take 2"]),
         ({"training__max_foreign_rollouts": 11}, ["training.max_foreign_rollouts = 11", "12"]),
         ({"network__mode": "client"}, ["network.connect"]),
@@ -200,6 +202,14 @@ def test_mistakes_are_named_with_their_places() -> None:
             parse(none)
     with pytest.raises(FtisError, match=r"^here: "):
         parse({}, where="here")
+
+
+def test_what_a_run_recorded_may_have_keys_that_are_gone() -> None:
+    made = document(wire={"logp": "fixed9"}, peers__small__fsdp=True, task__options__wire=3)
+    assert parse(made, recorded=True) == parse(document(task__options__wire=3))
+    assert made["wire"] == {"logp": "fixed9"}
+    with pytest.raises(RecipeError, match="unknown key 'seeed'"):
+        parse(made | {"seeed": 1}, recorded=True)
 
 
 def test_swarms_and_prompts_that_fit() -> None:

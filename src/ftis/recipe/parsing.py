@@ -13,7 +13,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from fnmatch import fnmatchcase
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, get_args
 
@@ -107,16 +110,24 @@ def _read(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path} cannot be read as {kind}: {error}") from None
 
 
-def parse(document: Mapping[str, Any], where: str = "recipe", overrides: Sequence[str] = ()) -> Recipe:
+def parse(
+    document: Mapping[str, Any], where: str = "recipe", overrides: Sequence[str] = (), *, recorded: bool = False
+) -> Recipe:
     """A recipe from a plain mapping (TOML or JSON).
 
     Args:
         where: names it in errors.
         overrides: those that were applied to it. Mistakes in their keys name the override instead of ``where``.
+        recorded: a run left the recipe behind, so keys that are gone are left out.
     """
     try:
         return Recipe.model_validate(_table(document))
     except ValidationError as error:
+        if recorded and (gone := [one["loc"] for one in error.errors() if _is_gone(one)]):
+            left: Any = deepcopy(_table(document))
+            for loc in gone:
+                del reduce(getitem, loc[:-1], left)[loc[-1]]
+            return parse(left, where, overrides)
         raise RecipeError(_explain(error, document, where, overrides)) from None
 
 
@@ -285,8 +296,39 @@ def _place(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
     return ".".join(parts)
 
 
+_TRL = "for several GPUs a peer, start a TRL script with accelerate launch (docs/gpus.md)"
+_SAMPLED = "groups without signal stay in the round; raise sampling.num_generations to have fewer of them"
+_OF_PART = 'train = "lora" trains a part of a model, and a TRL script may freeze any part'
+
+GONE = {
+    'budget = "seconds"': "training.swarm_size = 1 and prompts_per_round give an arm alone the swarm's time",
+    "data_parallel_size": _TRL,
+    "fsdp": _TRL,
+    "pass_mark": "reward.partial_credit takes a data set's own scores, and a reward function any part of them",
+    "prompts_per_peer": "training.prompts_per_round counts the prompts of all peers that learn together",
+    "resample": _SAMPLED,
+    "resample_budget": _SAMPLED,
+    "rounds_late": "only peers of ftis join have late messages",
+    "sampling_cost": "give an arm that trains alone the swarm's time by training.swarm_size = 1 and prompts_per_round",
+    'train = "subset"': _OF_PART,
+    "trainable_parameters": _OF_PART,
+    "swarms": "training.swarm_size divides the peers, in their order, into swarms of that size",
+    "swarm_size": "write training.swarm_size into the arm's set",
+    "wire": "messages have one form, with exact log-probabilities",
+}
+"""Keys and values that recipes had once, and their successors."""
+
+
+def _is_gone(one: ErrorDetails) -> bool:
+    return one["type"] == "extra_forbidden" and one["loc"][-1] in GONE
+
+
 def _mistake(one: ErrorDetails, document: Mapping[str, Any]) -> str:
     place = _place(one["loc"], document)
+    if _is_gone(one):
+        return f"{place} is gone, leave it out: {GONE[str(one['loc'][-1])]}"
+    if value := GONE.get(f'{one["loc"][-1]} = "{one["input"]}"') if one["loc"] else None:
+        return f"{place} = {one['input']!r} is gone: {value}"
     if one["type"] == "extra_forbidden":
         key = str(one["loc"][-1])
         known = _fields(SECTIONS.get(str(one["loc"][0]), Recipe) if len(one["loc"]) > 1 else Recipe)

@@ -85,7 +85,7 @@ def read_plan(directory: Path) -> Plan:
     document, is_experiment = read_json(file), file.name == EXPERIMENT
     about = cast(Provenance, document) if is_experiment else read_provenance(directory)
     try:
-        recipe = parse(document["recipe"] if is_experiment else document, str(file))
+        recipe = parse(document["recipe"] if is_experiment else document, str(file), recorded=True)
         seeds = tuple(map(int, document["seeds"])) if is_experiment else (recipe.seed,)
     except RecipeError as error:
         raise RecordsError(_of_another_version(about, str(error))) from None
