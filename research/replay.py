@@ -316,9 +316,9 @@ def _replay_peer(recording: Recording, recipe: Recipe, first: int, last: int, di
             trainer.go_back()
             trainer.record(record, say)
             trainer.report_guard(say)
-            if trainer.guard and trainer.is_saved(round + 1):
+            if trainer.guard and trainer.is_saved(round, round + 1):
                 trainer.save()
-            trainer.evaluate_where_due(last, say)
+            trainer.evaluate_where_due(round, last, say)
         trainer.save()
     say(PeerFinished(last))
 

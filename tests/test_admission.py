@@ -113,6 +113,19 @@ GROUPS = [
 ]
 
 
+def test_a_log_probability_of_a_text_is_named_by_its_unit() -> None:
+    """Three units of five bytes, and two of four: the fifth log-probability is the second rollout's second."""
+    texts = [
+        Rollout(np.arange(1, 6, dtype=np.int32), np.full(3, -1, np.float32), np.array([0, 0, 0, 1, 2], np.int32)),
+        Rollout(np.arange(1, 5, dtype=np.int32), np.array([-1, 2], np.float32), np.array([0, 0, 1, 1], np.int32)),
+    ]
+    over_text = admitter(tokenizer=None, max_completion_length=9)
+    assert over_text._rollouts_fault(group(0, *texts)) == (
+        Reason.BAD_LOGP,
+        "rollout 1, token 1: log-probability 2.0 is not in [-100, 0]",
+    )
+
+
 def test_a_fault_of_the_message_rejects_the_message() -> None:
     by_others = {"forged", "equivocation", "corrupt", "set_aside", "over_time", "unscored", "unplayable"}
     assert {row[0] for row in (*MESSAGES, *GROUPS)} == set(Reason) - by_others, "every reason has a row"

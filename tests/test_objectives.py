@@ -435,6 +435,12 @@ def test_units_by_hand() -> None:
         assert loss.item() == pytest.approx(-((0.825 + 0.825 + 0.5) / 3 + (-1.5 - 0.8) / 2) / 2, rel=1e-12)
         mean = sequence_kl(log_probs(HAND.old, HAND.old, gen, HAND.mask, unit_NT=UNITS), "k1", "mean")
         assert mean.tolist() == pytest.approx([LN(2) / 2, LN(2)])
+        # at π_θ = π_old = π_gen its gradient is GRPO's, however many tokens a unit has
+        gen = torch.tensor([[-6.0, -3.0, garbage], [-3.0, -3.0, garbage]], dtype=torch.float64)
+        at = torch.tensor([[-3.0, -3.0, -3.0], [-3.0, -3.0, garbage]], dtype=torch.float64, requires_grad=True)
+        loss, _ = policy_loss(OBJECTIVES["VIS"], at, at.detach(), gen, torch.tensor([1.0, -1.0]).double(), **settings)
+        (gradient,) = torch.autograd.grad(loss, at)
+        assert gradient.tolist() == [pytest.approx(row) for row in ([-1 / 6] * 3, [1 / 4, 1 / 4, 0])]
 
 
 def test_a_unit_beyond_the_joint_clip_moves_nothing_if_its_rollout_is_good() -> None:
@@ -513,7 +519,8 @@ def test_a_part_of_another_shape_or_a_wrong_shape_is_named() -> None:
 
 
 def grouped(reward: Sequence[float], group: Sequence[int], *settings: Any) -> list[float]:
-    found: list[float] = group_advantages(torch.tensor(reward).double(), torch.tensor(group), *settings).tolist()
+    reward_N = torch.tensor(reward, dtype=torch.float64)
+    found: list[float] = group_advantages(reward_N, torch.tensor(group), *settings).tolist()
     return found
 
 
@@ -533,13 +540,13 @@ def test_group_advantages_by_hand() -> None:
 @settings(deadline=None)
 @given(
     reward=st.lists(st.floats(-10, 10).map(lambda r: round(r, 2)), min_size=1, max_size=12),
-    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+    scale=st.sampled_from([1e-200, 1e-158, 1e-6, 1.0, 1e6, 1e160]),
     equal=st.floats(-1e6, 1e6),
 )
 def test_group_advantages_are_standardised_and_equal_rewards_give_exactly_none(
     reward: list[float], scale: float, equal: float
 ) -> None:
-    """No epsilon in the denominator: rewards a million times smaller have the same advantages."""
+    """No epsilon in the denominator: rewards of any size have the same advantages."""
     found = grouped([r * scale for r in reward] + [equal] * 3, [5] * len(reward) + [-1] * 3)
     assert found[-3:] == [0.0] * 3
     if len(set(reward)) == 1:

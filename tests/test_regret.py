@@ -208,6 +208,32 @@ def test_it_goes_back_to_a_checkpoint_that_the_rounds_behind_it_have_confirmed()
     assert guard.back_to == guard.best > 0
 
 
+def test_rounds_that_were_skipped_confirm_no_checkpoint() -> None:
+    guard = guard_of("me", "bob")
+    rising = Play(guard, ["bob"], level=0.2)
+    rising.rounds(5)
+    rising.level = 0.7
+    while guard.pending < 0:
+        rising.rounds(1)
+    pending = guard.pending
+    rising.step += 5 * WINDOW
+    rising.rounds(WINDOW - 1)
+    assert guard.pending == pending
+    rising.rounds(1)
+    assert guard.best == pending
+
+
+def test_nobody_is_on_probation_who_was_not_learned_from() -> None:
+    trio = Play(guard_of("me", "ann", "bob", "cid"), ["ann", "bob"])
+    trio.rounds(10)
+    trio.alarm(fall=True)
+    assert trio.guard.queue == ["ann", "bob"]
+    trio.rounds(ALONE_ROUNDS + 1)
+    assert (trio.guard.phase, trio.guard.queue) == ("probation", ["ann", "bob"])
+    trio.alarm(fall=True)
+    assert trio.guard.queue == ["bob"], "ann was found to be harmful, and bob still waits"
+
+
 def test_without_a_better_checkpoint_it_stays() -> None:
     pair = play("bob")
     pair.guard.best_reward = 0.05  # its start was as bad, and no later checkpoint is confirmed

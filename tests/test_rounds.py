@@ -83,6 +83,10 @@ CASES = {
     # set aside
     "set aside: neither waited for nor heard": Case(of_d((1, "delivers")), 2, "d", skip="d"),
     "set aside: the quorum is of the rest": Case(of_d(), 2, "d", ALL, skip="d", says="without d, set aside"),
+    "set aside, and present: the round does not stay open for who is gone": Case(
+        (*there("bc"), (5, "b", "leaves")), 5 + GRACE_SECONDS, "bcd", skip="cd"
+    ),
+    "set aside, and gone too: below the quorum": Case((*there("b"), (5, "b", "leaves")), None, skip="cd"),
     "all set aside": Case(there("bcd"), 0, "bcd", skip="bcd"),
     # refused and corrupt
     "contradicting: not waited for": Case(of_d((3, "offers"), (4, "equivocates")), 4, "d"),

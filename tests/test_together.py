@@ -17,8 +17,10 @@ from ftis.recipe.parsing import load
 from ftis.records.events import Evaluated, Event, PeerFinished, PeerStopped, RoundEnded
 from ftis.records.files import saved_steps
 from ftis.rewards.scoring import WeightedScorer
+from ftis.run import checkpoint
 from ftis.run.assembly import assemble
 from ftis.run.together import Turns, TurnTaking, delivered, go_on, in_turns
+from ftis.selection import Judged
 from ftis.swarm.facts import ExchangeError
 
 
@@ -118,6 +120,7 @@ def test_where_one_fails_the_others_stop_before_its_error_is_raised() -> None:
     assert [line for line in log if "stops" in line] == ["a stops in 1", "c stops in 1"]
 
 
+DEMO_PAIR = Path(__file__).parents[1] / "recipes" / "demo_pair.toml"
 SMALL = (
     *("training.rounds=3", "training.prompts_per_round=4", "training.eval_every=0", "sampling.num_generations=4"),
     *("task.validation_size=2", "ood=[]", "arms=[]"),
@@ -128,7 +131,7 @@ SMALL = (
 def test_a_peer_that_is_asked_to_stop_saves_before_it_evaluates(finished: int, tmp_path: Path) -> None:
     often = ("training.eval_every=1", "training.save_every=5", "ood=[{name='clock', validation_size=2}]")
     two_rewards = "reward.function=['test_together.longest', 'test_together.shortest']"
-    recipe = load(Path(__file__).parents[1] / "recipes" / "demo_pair.toml", (*SMALL, *often, two_rewards))
+    recipe = load(DEMO_PAIR, (*SMALL, *often, two_rewards))
     swarm = recipe.of_swarm(("small",))
     trainer, heard = assemble(swarm, "small", tmp_path, networked=True), list[Event]()
 
@@ -147,6 +150,32 @@ def test_a_peer_that_is_asked_to_stop_saves_before_it_evaluates(finished: int, t
     assert sorted({event.step for event in heard if isinstance(event, Evaluated)}) == [0, 1, 2, 3]
 
 
+def test_a_peer_that_skips_rounds_is_saved_and_evaluated_as_often(tmp_path: Path) -> None:
+    """Its rounds are 0, 5, 8 and 9 of ten: it passes the multiples 3, 6 and 9 of three while it skips."""
+    often = ("training.rounds=10", "training.eval_every=3", "training.save_every=3", "training.save_total_limit=9")
+    swarm = load(DEMO_PAIR, (*SMALL, *often)).of_swarm(("small",))
+    trainer, heard = assemble(swarm, "small", tmp_path, networked=True), list[Event]()
+    ahead = {0: 0, 1: 5, 6: 8, 9: 9}
+    go_on(trainer.train(heard.append, next_round=ahead.__getitem__), lambda: Collected({}))
+    assert [event.step for event in heard if isinstance(event, Evaluated)] == [0, 6, 9, 10]
+    assert saved_steps(tmp_path) == [6, 9, 10]
+
+
+def test_a_selection_that_fails_leaves_what_others_remember_as_it_was(tmp_path: Path) -> None:
+    swarm = load(DEMO_PAIR, (*SMALL, "training.no_regret=0.1", "training.selections=['test_together.second_round']"))
+    trainer = assemble(swarm.of_swarm(("small", "large")), "small", tmp_path, networked=True)
+    with pytest.raises(RuntimeError, match="the second round"):
+        go_on(trainer.train(lambda event: None), lambda: Collected({}, missing=("large",)))
+    assert saved_steps(tmp_path) == [1]
+    assert len(checkpoint.selections(tmp_path, 1)["regret"]["rewards"]) == 1
+
+
+def second_round(judged: Judged) -> list[float]:
+    if judged.batch.round_N.max() == 1:
+        raise RuntimeError("the second round")
+    return [1.0] * len(judged.rows)
+
+
 def longest(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
@@ -156,7 +185,7 @@ def shortest(completions: list[str], **_: Any) -> list[float]:
 
 
 def test_a_peer_saves_its_finished_rounds_if_messages_cannot_be_had(tmp_path: Path) -> None:
-    swarm = load(Path(__file__).parents[1] / "recipes" / "demo_pair.toml", SMALL).of_swarm(("small", "large"))
+    swarm = load(DEMO_PAIR, SMALL).of_swarm(("small", "large"))
     trainer = assemble(swarm, "small", tmp_path, networked=True)
     coming = [Collected({}, missing=("large",))]
 

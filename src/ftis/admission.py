@@ -336,27 +336,27 @@ class Admitter:
             first = f"rollout {tokens.index(longest)}"
             return Reason.TOO_LONG, f"{first} has {longest} tokens, the most is {terms.max_completion_length}"
 
-        # All rollouts' ids end to end; ``stops`` are their ends. Ids are tokens, or the bytes of a text.
+        # All rollouts' ids end to end: tokens, or the bytes of texts, whose log-probabilities are of units.
         ids = np.concatenate([rollout.completion_ids for rollout in group.rollouts])
         logp = np.concatenate([rollout.gen_logp for rollout in group.rollouts])
-        stops = np.cumsum([len(rollout) for rollout in group.rollouts])
+        lengths = [len(rollout) for rollout in group.rollouts]
 
-        def place(index: int) -> str:
-            rollout = int(np.searchsorted(stops, index, side="right"))
-            return f"rollout {rollout}, token {index - int(stops[rollout]) + len(group.rollouts[rollout])}"
+        def place(index: int, lengths: Sequence[int]) -> str:
+            rollout = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
+            return f"rollout {rollout}, token {index - sum(lengths[:rollout])}"
 
         if ids.max() >= terms.vocab_size:
-            at = int((ids >= terms.vocab_size).argmax())
-            return Reason.TOKEN_OUT_OF_RANGE, f"{place(at)}: id {int(ids[at])}, the vocabulary has {terms.vocab_size}"
+            where = place(at := int((ids >= terms.vocab_size).argmax()), lengths)
+            return Reason.TOKEN_OUT_OF_RANGE, f"{where}: id {int(ids[at])}, the vocabulary has {terms.vocab_size}"
 
         ends = self._ends_V[ids]
-        ends[stops - 1] = False
+        ends[np.cumsum(lengths) - 1] = False
         if self.episodes is None and ends.any():
-            at = int(ends.argmax())
-            return Reason.TOKENS_AFTER_END, f"{place(at)}: id {int(ids[at])} ends the completion, more follows"
+            where = place(at := int(ends.argmax()), lengths)
+            return Reason.TOKENS_AFTER_END, f"{where}: id {int(ids[at])} ends the completion, more follows"
         if not (logp.min() >= MIN_LOGP and logp.max() <= 0):  # not true of NaN either
-            at = int((~((logp >= MIN_LOGP) & (logp <= 0))).argmax())
-            return Reason.BAD_LOGP, f"{place(at)}: log-probability {float(logp[at])} is not in [{MIN_LOGP:g}, 0]"
+            where = place(at := int((~((logp >= MIN_LOGP) & (logp <= 0))).argmax()), tokens)
+            return Reason.BAD_LOGP, f"{where}: log-probability {float(logp[at])} is not in [{MIN_LOGP:g}, 0]"
         return None
 
     def _stop_fault(self, group: Group) -> tuple[Reason, str] | None:

@@ -67,8 +67,7 @@ def old_logps(
     known: dict[int, Floats] = {}
 
     def score(some: Rows) -> None:
-        asked = (batch.prompts(some), batch.completion_ids(some), decoding.temperature, batch.drawn(some))
-        logps = policy.logps(*asked)
+        logps = policy.logps(batch.prompts(some), batch.completion_ids(some), decoding.temperature, batch.drawn(some))
         known.update(zip(some.tolist(), logps, strict=True))
 
     def gap_of(some: Rows) -> Floats:
@@ -133,8 +132,7 @@ def learn(
     """
     kept, batch = judged.rows[chosen.kept_R], judged.batch
     if reference is not None:
-        asked = (batch.prompts(kept), batch.completion_ids(kept), decoding.temperature, batch.drawn(kept))
-        found = reference(*asked)
+        found = reference(batch.prompts(kept), batch.completion_ids(kept), decoding.temperature, batch.drawn(kept))
         judged = replace(judged, ref_logp=dict(zip(kept.tolist(), found, strict=True)))
     losses: list[float] = []
     grad_norms: list[float] = []

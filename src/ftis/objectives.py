@@ -42,8 +42,7 @@ from ftis.config import ObjectiveConfig, RecipeError
 from ftis.seams import look_up
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this before ``exp``. e^20 ≈ 5e8 is far beyond any meaningful ratio, and its products and
-sums stay finite in float32."""
+"""Log-ratios are clamped to ± this before ``exp``. Products and sums of e^20 ≈ 5e8 stay finite in float32."""
 
 LEAST_LIFTED = 0.1
 """δ of F-TIS-lifted: the least π_old/π_gen of a unit in a rollout that has the weight 1."""
@@ -107,8 +106,11 @@ def geometric_over_old(log: LogProbs) -> Tensor:
 
 
 def over_generator(log: LogProbs) -> Tensor:
-    """ρ = π_θ / π_gen per unit, at each of its tokens: [N, T]."""
-    return log.tokens(exp_ratio(log.units(log.logp_NT) - log.gen_logp_NU))
+    """ρ = π_θ / π_gen per unit, at each of its tokens, which share the gradient ∇ρ: [N, T]."""
+    logp_NT, old_NT = log.logp_NT, log.logp_NT.detach()
+    if log.unit_NT is not None:
+        logp_NT = old_NT + (logp_NT - old_NT) / log.tokens(log.units(torch.ones_like(old_NT))).clamp(min=1)
+    return log.tokens(exp_ratio(log.units(logp_NT) - log.gen_logp_NU))
 
 
 def score(log: LogProbs) -> Tensor:

@@ -115,8 +115,7 @@ class Peer:
         admitted = [group for admission in admissions for group in admission.admitted]
         batch = collate([*drawn.own, *admitted], self.member.prompt_ids, self.name)
         clock.lap(ADMIT)
-        heard = RoundExchange(collected, sent_bytes, admissions)
-        record = self.learn_from(round, batch, heard, clock, drawn.staleness)
+        record = self.learn_from(round, batch, RoundExchange(collected, sent_bytes, admissions), clock, drawn.staleness)
         del self._begun[round]
         if self.ahead is not None:
             self.ahead = self.ahead._replace(staleness=self.ahead.staleness + 1)
@@ -174,7 +173,7 @@ class Peer:
         if positions is not None and longest > positions:
             shorter = ", or let reset of task.environment write less" if self.member.prompt_ids.by_round else ""
             raise ModelError(
-                f"peer {self.name!r}: a prompt of round {round} with its completion may take {longest} tokens, the "
+                f"peer {self.name!r}: a prompt of round {round + 1} with its completion may take {longest} tokens, the "
                 f"model has {positions} positions: lower sampling.max_completion_length (now {most}){shorter}"
             )
         seed = seed_of(self.recipe, self.name, round, purpose)
@@ -185,7 +184,6 @@ class Peer:
             prompts = [self.member.problem(item, round) for item in items]
             groups = episodes.go_on(groups, prompts, ids, self.sampler, self.policy, decoding, seed, batch_size)
         if not self.agreed:
-            agree = look_up("agreement", "engine", ENGINES)
-            agree(self.policy, ids, groups, self.decoding, self.sampler.in_place)
+            look_up("agreement", "engine", ENGINES)(self.policy, ids, groups, self.decoding, self.sampler.in_place)
             self.agreed = True
         return [Group(self.name, round, item, group) for item, group in zip(items, groups, strict=True)]

@@ -61,6 +61,7 @@ class NoRegret(Selection):
         rewards: the mean own reward of each round since the last alarm.
         best, best_reward: the step of the checkpoint to go back to, and the mean reward of the rounds after it.
         pending: a step whose checkpoint is kept until the rounds after it show whether it is better; −1: none.
+        since: rounds that followed it.
         back_to: after an alarm, the step to go back to; −1 if no checkpoint is better than the present.
         remarks: sentences on this round's decisions.
     """
@@ -80,6 +81,7 @@ class NoRegret(Selection):
     best: int = 0
     best_reward: float | None = None
     pending: int = -1
+    since: int = 0
 
     def __post_init__(self) -> None:
         self.test = FallTest(self.recipe.training.no_regret or 0.0)
@@ -173,10 +175,11 @@ class NoRegret(Selection):
             self.patience *= 2
         if phase == "probation" and self.queue[0] in self.harmful:
             self.queue = self.queue[1:]
-        elif phase != "alone":
-            self.queue = self.others
+        elif phase != "alone":  # a peer that was not heard, as one in quarantine or away, has nothing to prove
+            heard = {*self.queue, *(name for names in self.learned_from for name in names)}
+            self.queue = [name for name in self.others if name in heard]
         self.phase, self.left = "alone", ALONE * self.window
-        self.pending = step if self.back_to < 0 else -1
+        self.pending, self.since = step if self.back_to < 0 else -1, 0
         self.alarms += 1
         self.test.restart()
         self.learned_from, self.rewards = [], []
@@ -227,14 +230,15 @@ class NoRegret(Selection):
         assert self.best_reward is not None
         mean = float(np.mean(self.rewards[-self.window :]))
         if self.pending >= 0:
-            if step >= self.pending + self.window:
+            self.since += 1  # ``step`` may have skipped rounds
+            if self.since >= self.window:
                 if mean > self.best_reward:
                     self.best, self.best_reward = self.pending, mean
                 self.pending = -1
         elif len(self.rewards) >= self.window:
             rise = self.test.margin / 2 * max(self.test.high - self.test.low, 0.0)
             if rise and mean >= self.best_reward + rise:
-                self.pending = step
+                self.pending, self.since = step, 0
 
     def about(self, peer: str, decode: Decode) -> Mapping[str, Any]:
         if peer == self.own:

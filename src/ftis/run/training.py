@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -63,6 +64,11 @@ def with_draw(record: RoundRecord, drawing: Drawing) -> RoundRecord:
     return record.with_more({**less, SAMPLE: sampling, DRAW: drawing.sampler.drew})
 
 
+def _passes(every: int, before: int, step: int) -> bool:
+    """Whether a multiple of ``every`` is above ``before`` and at most ``step``."""
+    return step // every > before // every
+
+
 @dataclass(frozen=True)
 class Trainer:
     """A peer with its records, and with checkpoints in the same directory.
@@ -100,11 +106,14 @@ class Trainer:
         peer, member, training = self.peer, self.peer.member, self.peer.recipe.training
         self.records.cut_back_to(member.cursor.step or -1)  # a peer that starts anew is evaluated again
         say(PeerStarted(member.cursor.step, slow=peer.sampler.slow))
+        before = member.cursor.step - 1  # the finished rounds when it was last seen to be due
         while True:
+            states = dict[str, Any]()
             try:
                 if should_stop():  # an evaluation may take longer than whoever stops us waits; a resume makes up for it
                     raise Stopped
-                self.evaluate_where_due(training.rounds, say)
+                self.evaluate_where_due(before, training.rounds, say)
+                before = member.cursor.step
                 if member.cursor.step >= training.rounds:
                     break
                 if should_stop():
@@ -119,6 +128,8 @@ class Trainer:
                 collected = yield outgoing
                 if collected is None:
                     raise Stopped
+                if training.selections:  # a user's own may fail after others have taken in the round
+                    states = deepcopy(checkpoint.states_of(member.selections))
                 record = peer.finish(round, collected)
                 try:
                     if drawing is not None:
@@ -133,9 +144,9 @@ class Trainer:
                 say(PeerStopped(member.cursor.step))
                 return
             except Exception:  # the user's own parts may raise anything
-                self.save_what_is_whole()
+                self.save_what_is_whole(states)
                 raise
-            if self.is_saved(member.cursor.step):
+            if self.is_saved(before, member.cursor.step):
                 self.save()
         say(PeerFinished(member.cursor.step))
 
@@ -188,10 +199,14 @@ class Trainer:
         for text in self.guard.sentences(self.peer.member.detokenize) if self.guard else ():
             say(NetworkEvent("regret", text, self.peer.member.cursor.step))
 
-    def is_saved(self, step: int) -> bool:
-        """Whether there is a checkpoint after ``step`` rounds: at the end, every ``save_every``, or for the guard."""
+    def is_saved(self, before: int, step: int) -> bool:
+        """Whether there is a checkpoint after ``step`` rounds: at the end, every ``save_every``, or for the guard.
+
+        Args:
+            before: the finished rounds one round ago, more than one less if the swarm went on without this peer.
+        """
         training, guard = self.peer.recipe.training, self.guard
-        if step == training.rounds or step % training.save_every == 0:
+        if step == training.rounds or _passes(training.save_every, before, step):
             return True
         return guard is not None and (step in guard.pinned or guard.back_to is not None)
 
@@ -215,10 +230,14 @@ class Trainer:
         self.records.report(record.metrics)
         say(RoundEnded(record.metrics))
 
-    def evaluate_where_due(self, last: int, say: Say) -> None:
-        """Evaluate before the first round, every ``eval_every`` rounds, and after the ``last``."""
+    def evaluate_where_due(self, before: int, last: int, say: Say) -> None:
+        """Evaluate before the first round, every ``eval_every`` rounds, and after the ``last``.
+
+        Args:
+            before: as in :meth:`is_saved`.
+        """
         every, step = self.peer.recipe.training.eval_every, self.peer.member.cursor.step
-        if step not in (0, last) and (not every or step % every):
+        if step not in (0, last) and not (every and _passes(every, before, step)):
             return
         done = PeerRun(self.records.directory).evaluated(step)  # before a resume
         if due := {split: exam for split, exam in self.splits.items() if split not in done}:
@@ -246,10 +265,15 @@ class Trainer:
         accuracies = {split: evaluation.accuracy for split, evaluation in evaluations.items()}
         return Evaluated(step, accuracies, problems=len(first.problems), reward_std=first.reward_std)
 
-    def save_what_is_whole(self) -> None:
-        """After an error, save the finished rounds. A second error, from saving, is not reported."""
+    def save_what_is_whole(self, states: Mapping[str, Any]) -> None:
+        """After an error, save the finished rounds. A second error, from saving, is not reported.
+
+        Args:
+            states: of the selections before the round that failed, if they may have changed since.
+        """
         if not self.peer.learning:
             with suppress(CheckpointError):
+                checkpoint.restore(self.peer.member.selections, states)
                 self.save_once()
 
     def save_once(self) -> None:

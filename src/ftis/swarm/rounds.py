@@ -394,7 +394,10 @@ class Rounds:
         past = [name for name in missing if self._others[name].is_past(round)]
         through = [name for name in missing if name in past or self._has_left_behind(self._others[name])]
         # Whoever was refused still counts: nobody brings a peer to train alone by spoiling the others' offers.
-        is_quorum = len(delivered) >= min(self.settings.quorum, len(wanted) - len(through))
+        # So does a present peer that is set aside, else the round would stay open for one that is gone.
+        aside = [name for name in self._others if name not in wanted]
+        present = sum(self._others[name].live for name in aside)
+        is_quorum = len(delivered) >= min(self.settings.quorum - present, len(wanted) - len(through))
         expected = [name for name in missing if name not in past and self._is_expected(name, now)]
         in_time = [name for name in expected if not (is_quorum and self._is_late(name, expected, now))]
         if in_time and now - self._since <= self.settings.deadline:
@@ -405,7 +408,6 @@ class Rounds:
             decisions.append(self._of_round("alone", f"going on alone, missing: {self._in_words(undelivered)}"))
         if through:
             decisions.append(self._of_round("finished", f"without {', '.join(through)}, who finished it before"))
-        aside = [name for name in self._others if name not in wanted]
         if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
             decisions.append(self._of_round("aside", f"below the quorum without {', '.join(aside)}, set aside"))
         if expected:
