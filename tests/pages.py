@@ -58,11 +58,13 @@ class Page(HTMLParser):
             self._said += data
 
 
-def view_of(run: Path) -> View:
-    """The live page of the arm F-TIS under seed 0."""
+OF_ARM = Address(0, "F-TIS")
+
+
+def view_of(run: Path, address: Address = OF_ARM) -> View:
+    """A live page, by default of the arm F-TIS under seed 0."""
 
     def link(path: str, **query: Any) -> str:
         return f"/{path}"
 
-    address = Address(0, "F-TIS")
     return View(of_directory(Directory(run), address, link), address, link)

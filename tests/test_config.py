@@ -300,6 +300,13 @@ def test_patterns_names_and_indices_choose_entries(path: Path) -> None:
     assert [(peer.device, peer.lora_r) for peer in parse(made).peers] == [("auto", 4), ("cpu", 128)]
 
 
+def test_an_override_of_an_arms_key_counts_whether_or_not_the_recipe_quotes_it(path: Path) -> None:
+    for keys in ('training = { mode = "horizontal" }, "training.rounds" = 5', '"training.rounds" = 5', ""):
+        path.write_text(TEXT + f'[[arms]]\nname = "x"\nset = {{ {keys} }}\n', encoding="utf-8")
+        recipe = load(path, ["arms.x.set.training.rounds=9"])
+        assert with_arm(recipe, recipe.arms[-1]).training.rounds == 9
+
+
 def test_a_bad_override_is_one_line_that_begins_with_it(path: Path) -> None:
     for override, words in (
         ("training.rounds", ["key=value"]),
@@ -398,6 +405,8 @@ def test_an_arms_mistakes_surface_when_the_recipe_is_loaded(path: Path) -> None:
         ('"peers.smal.lora_r" = 5', "'smal' (did you mean 'small'?)"),
         ('"task.name.x" = 5', "task.name.x"),
         ("seed = 5", "seed belongs to the whole run"),
+        ('"peers.small.name" = "other"', "all arms have the recipe's peers"),
+        ('peers = [{ name = "small", model = "starter:small" }]', "all arms have the recipe's peers"),
         ('"ood.0.seed" = 1', "ood.0.seed belongs to the whole run"),
     ):
         path.write_text(TEXT + f'[[arms]]\nname = "x"\nset = {{{settings}}}\n', encoding="utf-8")

@@ -306,6 +306,7 @@ def test_records_without_a_checkpoint_are_not_trained_over(
         require_checkpoint(tmp_path, recipe)
         assert bool(repeats(tmp_path, recipe, 0)) == (finished > 0)
         assert ("rounds 4 to 7 again" in repeats(tmp_path, recipe, 3)) == (finished == 7)
+        assert f"of p1 ends with round {finished}, and the checkpoint is of round 8" in repeats(tmp_path, recipe, 8)
     if error is not None:
         assert_one_line(error, f"{peer} has 7 finished rounds and no checkpoint", "put the checkpoint back")
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from commands import ftis
 from rich.console import Console
 
 from ftis.diagnosis.standing import standing
@@ -64,6 +68,22 @@ def test_a_display_may_hear_of_a_peer_before_its_arm(terminal: bool) -> None:
         display(event)
     display(RoundEnded({"step": 3, "step_time": 1.0, **GOOD}, place))
     assert ("F-TIS/a: round 3 of 3" in out.getvalue()) != terminal
+
+
+def test_a_file_gets_lines_though_colours_are_forced() -> None:
+    code = "from ftis.cli_options import console; console.print(console.is_terminal)"
+    environment = {**os.environ, "FORCE_COLOR": "1"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_signs_that_an_output_cannot_write_end_no_command(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    assert ftis("--version") == 0
+    print("Â → …", flush=True)
+    assert b"\n" in written.getvalue()
 
 
 def test_off_a_terminal_an_experiment_tells_of_a_round_once_a_minute() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def recipe(*arms: dict[str, Any], rounds: int = 3) -> Recipe:
     )
 
 
-def begin(directory: Path, recipe: Recipe, tasks: Sequence[Task] = ()) -> Path:
+def begin(directory: Path, recipe: Recipe, tasks: Mapping[str, Sequence[Task]] = MappingProxyType({})) -> Path:
     """Claim a directory, and let a peer have records in it."""
     claim(directory, False, recipe, tasks=tasks)
     peer = directory / arms_of(recipe)[0].name / "a"
@@ -54,7 +55,7 @@ def begun(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("section", "keys", "noted"),
     [
-        ("peers", {"cuda_graphs": False}, False),
+        ("peers", {"cuda_graphs": False, "gradient_checkpointing": True, "tokens_per_microbatch": 64}, True),
         ("", {"threads": 3}, True),  # another machine's cores
         ("network", {"deadline": 1.0}, False),
         ("training", {"rounds": 4}, True),
@@ -76,7 +77,7 @@ def test_some_keys_may_change_and_those_that_a_run_goes_by_are_noted(
     assert not noted or all(key in said for key in keys)
     now = read_provenance(begun)
     changed = [len(later["changed"]) for later in now.pop("continued", [])]
-    assert changed == ([len(keys) * (2 if section == "arms" else 1)] if noted else [])
+    assert changed == ([len(keys) * (2 if section in ("arms", "peers") else 1)] if noted else [])
     assert now == recorded
     assert read_plan(begun).recipe == (parse(document) if noted else recipe(ALONE, TOGETHER))
     assert claim(begun, True, parse(document)) == f"goes on in {begun}"
@@ -95,15 +96,59 @@ def test_rounds_before_a_first_checkpoint_are_counted_by_the_longest_save_every(
             require_checkpoint(begun / "alone", swarm)
 
 
-def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
-    def problems(last: str) -> list[Task]:
+def test_no_arm_goes_on_with_other_problems_than_its_own(tmp_path: Path) -> None:
+    def problems(arm: str, last: str) -> dict[str, list[Task]]:
         validation: list[Any] = [("1+1=", "2", {}), ("2+2=", last, {})]
-        return [make_task("mine", [("3+3=", "6", {})], validation, "exact")]
+        return {arm: [make_task("mine", [("3+3=", "6", {})], validation, "exact")]}
 
-    run = begin(tmp_path / "run", recipe(ALONE), problems("4"))
-    assert claim(run, True, recipe(ALONE), tasks=problems("4"))
-    with pytest.raises(RunError, match="the problems of task 'mine' are not those that the run in"):
-        claim(run, True, recipe(ALONE), tasks=problems("5"))
+    both = recipe(ALONE, TOGETHER)
+    claim(tmp_path / "run", True, both, tasks=problems("alone", "3"))  # nothing is trained, so it counts for nothing
+    run = begin(tmp_path / "run", both, problems("alone", "4"))
+    for tasks in (
+        problems("alone", "4"),
+        problems("F-TIS", "5"),
+    ):
+        for _ in range(2):
+            assert claim(run, True, both, tasks=tasks)
+        (arm,) = tasks
+        with pytest.raises(RunError, match="the problems of task 'mine' are not those that the run in"):
+            claim(run, True, both, tasks=problems(arm, "6"))
+    assert "continued" not in read_provenance(run)
+
+
+def test_arms_that_begin_side_by_side_all_have_their_problems_recorded(tmp_path: Path) -> None:
+    task = {"mine": [make_task("mine", [("3+3=", "6", {})], [("1+1=", "2", {})], "exact")]}
+    run, both = tmp_path / "run", recipe(ALONE, TOGETHER)
+    claim(run, True, both, tasks={"alone": task["mine"]})
+    with locked(run / "alone" / ".lock@a"):  # it trains, and has no records yet
+        claim(run, True, both, tasks={"F-TIS": task["mine"]})
+    assert read_provenance(run)["problems"].keys() == {"alone", "F-TIS"}
+
+
+def test_a_deletion_that_is_interrupted_leaves_no_weights_to_go_on_from(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            delete_run(begun)
+    if begun.exists():
+        delete_run(begun)
+    assert not begun.exists()
+    delete_run(begin(begun, recipe(ALONE)))
+    assert not list(begun.parent.iterdir())
+
+
+def test_records_without_their_recipe_are_refused_and_stay(begun: Path) -> None:
+    (begun / "recipe.json").unlink()
+    for resume in (False, True):
+        with pytest.raises(RunError, match=r"without its recipe\.json"):
+            claim(begun, resume, recipe(ALONE))
+    delete_run(begun)
+    assert (begun / "alone" / "a" / "evaluations.jsonl").exists()
 
 
 def test_a_run_is_deleted_unless_something_trains_in_it(begun: Path) -> None:
@@ -191,8 +236,8 @@ def test_a_run_of_another_version_takes_an_arm_and_keeps_what_is_recorded_of_its
 @pytest.mark.parametrize(
     ("other", "differs"),
     [
-        (recipe(ALONE), "holds the arms F-TIS besides: leave --arm out"),
-        (recipe(GSPO), "holds the arms F-TIS, alone besides: leave --arm out, or name them too"),
+        (recipe(ALONE), "holds the arms F-TIS besides, which the recipe lacks now"),
+        (recipe(GSPO), "holds the arms F-TIS, alone besides, which the recipe lacks now: put them back"),
         (
             recipe(ALONE, {"name": "F-TIS", "set": {"objective.name": "TIS"}}),
             r"differ in: arms.F-TIS.set.objective.name \(None before, 'TIS' now\).*add arms only",

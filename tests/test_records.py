@@ -89,6 +89,16 @@ def test_cutting_back_leaves_what_was_there_at_that_step(tmp_path: Path) -> None
     assert sorted(p.name for p in (tmp_path / "empty").iterdir()) == ["evaluations", "rollouts"]
 
 
+def test_files_of_others_beside_the_records_stay(tmp_path: Path) -> None:
+    records = fill(tmp_path, 4)
+    others = [tmp_path / "evaluations" / name for name in ("validation-4 (copy).jsonl", "notes.jsonl", "._x.jsonl")]
+    for path in others:
+        path.touch()
+    records.cut_back_to(2)
+    assert all(path.exists() for path in others)
+    assert not (tmp_path / "evaluations" / "validation-4.jsonl").exists()
+
+
 def test_a_line_that_a_kill_cut_short_is_gone_after_cutting_back(tmp_path: Path) -> None:
     records = fill(tmp_path, 4)
     with (tmp_path / "metrics.jsonl").open("a") as file:

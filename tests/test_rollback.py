@@ -131,7 +131,7 @@ def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(
         said = capsys.readouterr().err
         assert all(word in said for word in words), said
     recorded = read_provenance(run)
-    write_run(run, {**recorded, "problems": ["0" * 64]})
+    write_run(run, {**recorded, "problems": {"F-TIS": ["0" * 64]}})
     assert ftis("train", "recipe.toml", "--resume", "2") == 1
     write_run(run, recorded)
     assert files_of(run) == before

@@ -290,7 +290,7 @@ def test_every_peer_finds_a_liar_and_remembers_it_after_a_kill(place: Path, monk
     assert ftis(*join) == 1
     assert [list(senders) for senders in accused] == [["c"]]
     before, directory = metrics(run.parents[1], "b"), run.parents[1]
-    write_run(directory, {**read_provenance(directory), "problems": ["0" * 64]})
+    write_run(directory, {**read_provenance(directory), "problems": {"F-TIS": ["0" * 64]}})
     assert ftis(*join, "0") == 1  # of other problems: nothing is undone
     assert metrics(directory, "b") == before
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import re
+import shutil
 import socket
 import sys
 import threading
@@ -206,6 +207,30 @@ def test_a_run_that_is_deleted_and_started_anew_is_followed(tmp_path: Path, monk
     cut(run / "F-TIS" / "small" / "metrics.jsonl", 1)
     after = view.look().sections
     assert {name for name in before if before[name] != after[name]} == {"glance", "taken"}
+
+
+def test_a_comparison_that_goes_on_is_compared_anew_at_its_new_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SOON", 0.0)
+    directory = Scene(tmp_path / "both", ood=False).write()
+    view = view_of(directory, live.Address())
+    ended = view.look().sections
+    assert len(ended) > 1
+    peers = list(directory.glob("scene-seed*/F-TIS/*"))
+    whole = {file: file.read_text() for peer in peers for file in (peer / "metrics.jsonl", peer / "evaluations.jsonl")}
+    for peer in peers:
+        cut(peer / "metrics.jsonl", 2)
+        cut(peer / "evaluations.jsonl", 3)
+        shutil.move(next(peer.glob("checkpoint-*")), peer / "kept")
+    assert list(view.look().sections) == ["jobs"]
+    for file, text in whole.items():
+        file.write_text(re.sub(r'"accuracy": [0-9.]+', '"accuracy": 0.05', text))
+    for peer in peers:
+        shutil.move(peer / "kept", peer / "checkpoint-4")
+    again = view.look().sections
+    assert again.keys() == ended.keys()
+    assert any(again[name] != ended[name] for name in ended if name != "jobs")
 
 
 def test_what_cannot_be_watched_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ from ftis.cli_options import (
     CHECKING,
     LOADING,
     MEASURING,
+    NEWEST,
     DryRun,
     Overrides,
     Overwrite,
@@ -113,7 +115,7 @@ def demo(
     if dry_run:
         _print_plan(loaded, arms)
     else:
-        _train(loaded, arms, resume=True)
+        _train(loaded, arms, NEWEST)
 
 
 @app.command()
@@ -301,10 +303,10 @@ def train(
         there = [place.name for place in directory.parent.glob("*") if (place / RECIPE).exists()]
         near = did_you_mean(directory.name, there)
         console.print(f"--resume: there is no {directory} to resume, so the run begins{near}")
-    _train(loaded, arms, resume is not None, overwrite)
+    _train(loaded, arms, resume, overwrite)
 
 
-def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool = False) -> None:
+def _train(loaded: Recipe, only: tuple[str, ...], resume: str | None, overwrite: bool = False) -> None:
     with busy(LOADING):
         from ftis import library
         from ftis.view.progress import Display
@@ -312,9 +314,11 @@ def _train(loaded: Recipe, only: tuple[str, ...], resume: bool, overwrite: bool 
     display = Display(console)
     with display.live():
         display(Planned((CHECKING,)))
-        found = library.train(loaded, only=only, resume=resume, overwrite=overwrite, say=display)
+        found = library.train(loaded, only=only, resume=resume is not None, overwrite=overwrite, say=display)
     if not found.finished:
-        console.print(f"stopped; the same command{'' if resume else ' with --resume'} goes on with {found.directory}")
+        instead = " instead of --overwrite" if overwrite else ""
+        how = "" if resume == NEWEST else f" with a bare --resume{instead}"
+        console.print(f"stopped; the same command{how} goes on with {found.directory}")
         raise typer.Exit(130)
     conclude(found.directory)
 
@@ -408,7 +412,7 @@ def carry_out(recipe: Recipe, seeds: str, jobs: int, dry_run: bool) -> Path | No
     with display.live():
         display(Planned((CHECKING,)))
         checked = check_to_train(arms)
-        display(Planned((*problems(checked.tasks), *alone(arms), *remarks(checked), *rates(arms))))
+        display(Planned((*problems(checked), *alone(arms), *remarks(checked), *rates(arms))))
         finished = run_experiment(recipe, wanted, at_a_time, display, checked=checked)
     if not finished:
         console.print(f"stopped; the same command goes on with {directory}")
@@ -593,6 +597,8 @@ def main(arguments: list[str] | None = None) -> None:
     share_cores()
     keep_freed_memory()
     name_places_of_crashes()
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a file in another encoding than UTF-8 lacks some signs
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments)
     except Exception as error:

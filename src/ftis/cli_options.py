@@ -36,8 +36,13 @@ class Output(Console):
                 signal.raise_signal(signal.SIGTERM)
 
 
+on_terminal = sys.stdout.isatty()
 console = Output(
-    width=None if sys.stdout.isatty() else 120, soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False
+    force_terminal=None if on_terminal else False,  # FORCE_COLOR alone would draw bars into a file
+    width=None if on_terminal else 120,
+    soft_wrap=not on_terminal,
+    markup=False,
+    highlight=False,
 )
 errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
 

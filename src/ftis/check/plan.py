@@ -56,7 +56,7 @@ def _of_arms(checked: Checked) -> list[str]:
     training = checked.arms[0].recipe.training
     between = f", every {training.eval_every}" if 0 < training.eval_every < training.rounds else ""
     lines = [
-        *problems(checked.tasks),
+        *problems(checked),
         f"{counted(training.rounds, 'round')}, evaluated before the first{between} and after the last",
     ]
     for arm in checked.arms:
@@ -104,8 +104,9 @@ def of_jobs(recipe: Recipe, found: Sequence[SwarmJob], at_a_time: int) -> list[s
 
 def remarks(checked: Checked) -> list[str]:
     """The remarks on the arms' prompts and objectives, and one on their own reward."""
-    first = checked.arms[0].recipe
-    return [*about_prompts(checked.prompts), *about_own(checked.arms), *about_reward(first, checked.tasks[0])]
+    first = checked.arms[0]
+    task = checked.tasks[first.name][0]
+    return [*about_prompts(checked.prompts), *about_own(checked.arms), *about_reward(first.recipe, task)]
 
 
 def about_own(arms: Sequence[Arm]) -> list[str]:
@@ -164,8 +165,14 @@ def split(task: Task) -> str:
     return f"{len(task.train):,} problems to train on{without}, {len(task.validation)} to validate on"
 
 
-def problems(tasks: Sequence[Task]) -> list[str]:
-    """Lines on the number of problems, and on a validation split with few."""
+def problems(checked: Checked) -> list[str]:
+    """Lines on the number of problems, and on a validation split with few; for arms with other problems, too."""
+    of_first, *others = (_problems(checked.tasks[arm.name]) for arm in checked.arms)
+    more = [(arm.name, line) for arm, lines in zip(checked.arms[1:], others, strict=True) for line in lines]
+    return [*of_first, *(f"{name}: {line}" for name, line in more if line not in of_first)]
+
+
+def _problems(tasks: Sequence[Task]) -> list[str]:
     task, *ood = tasks
     more = "".join(f", {len(one.validation)} out of distribution ({one.name})" for one in ood)
     lines = [f"task {task.name}: {split(task)}{more}"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 from ftis.config import excerpt
 from ftis.preparing.prompting import Rendered
+from ftis.recipe.parsing import toml
 
 
 def about_prompts(found: Sequence[Rendered]) -> list[str]:
@@ -35,7 +35,7 @@ def _by_template(one: Rendered) -> Iterator[str]:
             f'reward asks for: give prompt.think_tag another name, or set prompt.chat_template = "never"'
         )
     if one.thought:  # as Qwen3's does without thinking
-        by = ", ".join(f"{name} = {json.dumps(value)}" for name, value in one.prompt.template_options.items())
+        by = ", ".join(f"{name} = {toml(value)}" for name, value in one.prompt.template_options.items())
         done = f"begins the completion with {one.thought}"
         if one.thought.startswith("</"):
             done = f"closes <{one.thought[2:]}…{one.thought} before the completion begins{f' ({by})' if by else ''}"

@@ -7,26 +7,35 @@ import shutil
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ftis.config import Recipe, RunError, excerpt
-from ftis.directory.provenance import LOCK, LOCK_SECONDS, beginning, check_problems, note_continuation, provenance
-from ftis.prompts import Task
+from ftis.directory.provenance import (
+    LOCK,
+    LOCK_SECONDS,
+    Tasks,
+    beginning,
+    check_problems,
+    note_continuation,
+    recorded_problems,
+)
 from ftis.recipe.arms import Arm, arms_of
-from ftis.records.files import EVALUATIONS, METRICS, InUseError, locked, saved_steps
+from ftis.records.files import EVALUATIONS, METRICS, PARTIAL, InUseError, locked, saved_steps
 from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, recorded_recipe, write_run
 
 FREE_ON_RESUME = (
     *("output_dir", "processes", "threads", "offload", "report_to", "experiment", "network", "honesty"),
-    "peers.*.cuda_graphs",
+    *("peers.*.cuda_graphs", "peers.*.gradient_checkpointing", "peers.*.tokens_per_microbatch"),
     *("training.rounds", "training.eval_every", "training.save_every", "training.save_total_limit"),
     *("training.load_best_model_at_end", "training.record_rollouts"),
 )
 """Keys that may differ when a run is resumed, in arms too; docs/own-models.md lists them. ``rounds`` ends schedules and
-sets the honesty test's threshold, and ``threads`` changes last bits; no other changes the numbers of honest peers."""
+sets the honesty test's threshold, and ``threads`` and ``tokens_per_microbatch`` change last bits; no other changes the
+numbers of honest peers."""
 BEGUN = (EVALUATIONS, METRICS)
 """Records of a run that has begun; a TRL script lacks evaluations. A run without records has nothing to lose."""
-NOTED = ("training.", "honesty.", "experiment.", "threads")
+NOTED = ("training.", "honesty.", "experiment.", "threads", "peers.")
 """Beginnings of the keys on which a run's decisions and pages depend. Their changes are recorded, and the run's recipe
 is written again."""
 
@@ -40,7 +49,7 @@ def claim(
     recipe: Recipe,
     *,
     trains: bool = True,
-    tasks: Sequence[Task] = (),
+    tasks: Tasks = MappingProxyType({}),
     joined: str | None = None,
     held: Collection[Path] = (),
 ) -> str:
@@ -54,7 +63,7 @@ def claim(
 
     Args:
         trains: whether rounds follow. Then other code or another machine than before is noted.
-        tasks: of the recipe, whose problems must be those that the run began with.
+        tasks: of the arms that train; their problems must be those that each began with.
         joined: the one peer that trains here, if the others are on their own machines.
         held: locks in the directory that the caller holds.
 
@@ -70,17 +79,19 @@ def claim(
         with locked(directory / LOCK, patience=LOCK_SECONDS), contextlib.ExitStack() as locks:
             if (directory / RECIPE).exists():
                 same = recorded_recipe(directory) == recipe_text(recipe).encode()
-                if same and read_provenance(directory) | {"started": about["started"]} == about:
+                before = read_provenance(directory)
+                problems = {**recorded_problems(before), **about["problems"]}
+                if same and before | {"started": about["started"]} == about | {"problems": problems}:
                     return ""
                 try:
                     locks.enter_context(_unused(directory, held))
                 except InUseError:
                     if not same:
                         raise
-                    return ""  # another swarm of this run trains already
+                    about = {**before, "problems": problems}  # another swarm of this run trains already
             write_run(directory, about, recipe)
         return ""
-    (added, changed), now = differences, provenance(recipe)
+    (added, changed), now = differences, beginning(recipe, tasks, joined)
     # A process that trains there has the earlier arms and values.
     with _unused(directory, held) if added or changed else contextlib.nullcontext():
         others = note_continuation(directory, recipe, now, added, changed) if trains or added or changed else []
@@ -94,7 +105,7 @@ def may_claim(
     resume: bool,
     recipe: Recipe,
     *,
-    tasks: Sequence[Task] = (),
+    tasks: Tasks = MappingProxyType({}),
     back_to: int | None = None,
     only: Sequence[str] = (),
 ) -> tuple[list[str], Differences] | None:
@@ -111,8 +122,10 @@ def may_claim(
             has finished more rounds than it would have.
     """
     begun = any(any(directory.glob(f"*/*/{records}")) for records in BEGUN)
-    if not ((directory / RECIPE).exists() and begun):
+    if not begun:
         return None
+    if not (directory / RECIPE).exists():
+        raise RunError(f"{directory} holds records of a run without its {RECIPE}: put it back, or delete the directory")
     if not resume:
         raise RunError(
             f"{directory} already holds a run: add --resume to go on with it, --overwrite to start it anew "
@@ -143,10 +156,13 @@ def delete_run(directory: Path) -> None:
     Raises:
         InUseError: something does.
     """
-    if not (directory / RECIPE).exists():
-        return
+    gone = directory.with_name(f"{PARTIAL}{directory.name}")  # also of a deletion that was interrupted
     with _unused(directory, peers=True):
-        shutil.rmtree(directory)
+        shutil.rmtree(gone, ignore_errors=True)
+        if not (directory / RECIPE).exists():
+            return
+        directory.replace(gone)  # so that it is whole or gone
+    shutil.rmtree(gone)
 
 
 def peer_lock(directory: Path) -> Path:
@@ -202,8 +218,8 @@ def _require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], Di
     fewer = sorted(had - has)
     if fewer and has and not _differing(_without(before, fewer), _without(recipe, added))[0]:
         raise RunError(
-            f"{directory} holds the arms {', '.join(fewer)} besides: leave --arm out, or name them too; what is "
-            f"finished is skipped"
+            f"{directory} holds the arms {', '.join(fewer)} besides, which the recipe lacks now: put them back (an "
+            f"arm with a new name is another arm), or take another name or output_dir"
         )
     if differing:
         raise RunError(

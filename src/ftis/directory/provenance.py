@@ -33,6 +33,8 @@ from ftis.version import VERSION, commit
 
 LOCK, LOCK_SECONDS = ".lock", 30.0
 """The file that a process holds while it writes a run's documents, and the seconds for which others wait."""
+Tasks = Mapping[str, Sequence[Task]]
+"""Of each arm, its task and those out of distribution."""
 OF_ITS_TIME = ("started", "commit", "modules", "versions", "machine")
 """The parts that may differ for an arm that was added later, and for rounds after a resume."""
 
@@ -65,7 +67,7 @@ def provenance(recipe: Recipe) -> Provenance:
     }
 
 
-def beginning(recipe: Recipe, tasks: Iterable[Task], joined: str | None) -> Provenance:
+def beginning(recipe: Recipe, tasks: Tasks, joined: str | None) -> Provenance:
     """The provenance with which a run's directory begins; ``joined`` is the one peer that trains there."""
     return {**provenance(recipe), "problems": _problems(tasks), **({"joined": joined} if joined else {})}
 
@@ -95,20 +97,32 @@ def module_digests(named: Iterable[str]) -> dict[str, str]:
     return digests
 
 
-def _problems(tasks: Iterable[Task]) -> list[str]:
-    """The sha256 of each task's questions and answers, those to validate with among them."""
-    pairs = ([task.digest, *([p.question, p.answer] for p in task.validation)] for task in tasks)
-    return [hashlib.sha256(json.dumps(of_one).encode()).hexdigest() for of_one in pairs]
+def _problems(tasks: Tasks) -> dict[str, list[str]]:
+    """Of each arm, the sha256 of each task's questions and answers, those to validate with among them."""
+    return {arm: [_digest(task) for task in of_arm] for arm, of_arm in tasks.items()}
 
 
-def check_problems(directory: Path, tasks: Sequence[Task]) -> None:
-    """Refuse to go on with other problems than a run began with, for example after an edit of a file."""
-    began = read_provenance(directory).get("problems", ())
-    if changed := [task.name for task, was, now in zip(tasks, began, _problems(tasks), strict=False) if was != now]:
-        raise RunError(
-            f"the problems of task {changed[0]!r} are not those that the run in {directory} began with: put back the "
-            f"file or the code that they come from, or start anew with --overwrite or another name"
-        )
+def _digest(task: Task) -> str:
+    pairs = [task.digest, *([p.question, p.answer] for p in task.validation)]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def recorded_problems(known: Provenance) -> dict[str, list[str]]:
+    """The digests of a provenance by arm; {} of an earlier version's, which had the first arm's alone."""
+    problems = known.get("problems")
+    return problems if isinstance(problems, dict) else {}
+
+
+def check_problems(directory: Path, tasks: Tasks) -> None:
+    """Refuse to go on with other problems than an arm began with, for example after an edit of a file."""
+    began = recorded_problems(read_provenance(directory))
+    for arm, of_arm in tasks.items():
+        for task, was in zip(of_arm, began.get(arm, ()), strict=False):
+            if was != _digest(task):
+                raise RunError(
+                    f"the problems of task {task.name!r} are not those that the run in {directory} began with: put "
+                    f"back the file or the code that they come from, or start anew with --overwrite or another name"
+                )
 
 
 def note_continuation(
@@ -120,12 +134,17 @@ def note_continuation(
 ) -> list[str]:
     """Add an entry to the run's ``continued`` if it goes on with more arms or rounds, other code or another machine.
 
+    Digests of problems are added for an arm that has none yet.
+
     Returns:
         the parts that differ from the last time.
     """
     with locked(directory / LOCK, patience=LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
         seen = any(all(one.get(key) == now.get(key) for key in OF_ITS_TIME[1:]) for one in before)
+        problems = {**now["problems"], **recorded_problems(known)}
+        if problems != known.get("problems"):
+            write_run(directory, known := {**known, "problems": problems})
         if added or changed or not seen:
             more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
             entry = {**{key: now.get(key) for key in OF_ITS_TIME}, **more}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ftis.config import Recipe, RunError
 from ftis.directory.provenance import longest_unsaved
-from ftis.records.files import saved_steps
+from ftis.records.files import METRICS, saved_steps
 from ftis.records.reading import PeerRun
 
 
@@ -38,16 +38,19 @@ def require_checkpoint(directory: Path, swarm: Recipe) -> None:
 
 
 def repeats(directory: Path, swarm: Recipe, step: int) -> str:
-    """A line on rounds that a swarm trains again, since its checkpoint is older than its records; "" if there are none.
+    """A line on rounds that a swarm trains again, since its checkpoint is older than its records, or on rounds whose
+    records are lost; "" if there are none.
 
     Args:
         directory: of the arm in a run.
         step: the finished rounds that it goes on from.
     """
     names = [peer.name for peer in swarm.peers]
-    rounds = max(PeerRun.read(directory / name).step for name in names)
-    if rounds <= step:
-        return ""
+    finished = {name: PeerRun.read(directory / name).step for name in names}
+    if (rounds := max(finished.values())) <= step:
+        short = [f"{METRICS} of {name} ends with round {n}" for name, n in finished.items() if n < step]
+        after = f", and the checkpoint is of round {step}: the rounds in between have no records"
+        return ", ".join(short) + after if short else ""
     which = f"round {rounds}" if rounds == step + 1 else f"rounds {step + 1} to {rounds}"
     newest = f"the newest checkpoint{' of all' * (len(names) > 1)} is of round {step}"
     every = swarm.training.save_every

@@ -122,7 +122,7 @@ def run(
             raise RunError(own) from error
         raise RunError(
             f"{directory}: {error}; free space, or name another output_dir and move the run there if it has begun; "
-            f"then run the same command again, ftis train and join with --resume"
+            f"then run the same command again, ftis train and join with a bare --resume"
         ) from error
     return True
 

@@ -153,9 +153,9 @@ def memory_ran_out(error: BaseException) -> str | None:
     if not of_torch and not isinstance(error, MemoryError):
         return None
     return (
-        f"memory ran out: {text.splitlines()[0]}; a model needs less with a smaller sampling.batch_size or "
-        f"tokens_per_microbatch, with gradient_checkpointing or frozen_dtype, and through LoRA; ftis train RECIPE "
-        f"--dry-run estimates it"
+        f"memory ran out: {text.splitlines()[0]}; a model needs less with a smaller tokens_per_microbatch and with "
+        f"gradient_checkpointing (a run can go on with both), with a smaller sampling.batch_size or frozen_dtype, and "
+        f"through LoRA; ftis train RECIPE --dry-run estimates it"
     )
 
 

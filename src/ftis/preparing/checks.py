@@ -33,13 +33,13 @@ OF_TRAINABLE = {"train", "lora_r", "lora_alpha", "lora_target_modules"}
 
 
 class Checked(NamedTuple):
-    """Arms that can run, the first one's task and those out of distribution, and prompts that call for a remark.
+    """Arms that can run, of each its task and those out of distribution, and prompts that call for a remark.
 
     Their swarms' ``exchange`` is settled.
     """
 
     arms: list[Arm]
-    tasks: list[Task]
+    tasks: dict[str, list[Task]]
     prompts: list[Rendered]
 
 
@@ -54,7 +54,7 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
     """
     tasks: dict[str, Task] = {}
     rewarded: set[tuple[str, ...]] = set()
-    of_arms = []
+    of_arms = dict[str, list[Task]]()
     for arm in arms:
         _check_place(run_directory(arm.recipe))
         with staying():
@@ -68,15 +68,15 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
             require_unseen(loaded[0], ood)
         for swarm in arm.swarms:
             assigned(swarm, len(loaded[0].train), swarm.peers[0].name, 0)
-        of_arms.append(loaded)
+        of_arms[arm.name] = loaded
     trainable = {}
     for peer in (peer for arm in arms for peer in arm.recipe.peers):
         place = starters.place_of(peer.model)
         trainable[place, peer.model_dump_json(include=OF_TRAINABLE)] = peer, place
     for peer, place in trainable.values():
         require_trainable(peer, place)
-    found = look_at_prompts(arms, of_arms) if prompts else []
-    return Checked([with_exchange(arm) for arm in arms], of_arms[0], found)
+    found = look_at_prompts(arms, list(of_arms.values())) if prompts else []
+    return Checked([with_exchange(arm) for arm in arms], of_arms, found)
 
 
 def check_to_train(arms: list[Arm], prompts: bool = True) -> Checked:

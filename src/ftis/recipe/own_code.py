@@ -102,7 +102,7 @@ def error_of_own_code(error: BaseException) -> str | None:
         return None
     return (
         f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}; mend it there, then "
-        f"start the same command again, ftis train and join with --resume"
+        f"start the same command again, ftis train and join with a bare --resume"
     )
 
 

@@ -177,7 +177,13 @@ def with_arm(recipe: Recipe, arm: ArmConfig) -> Recipe:
         except RecipeError as error:
             raise RecipeError(f"{where}: {error}") from None
     document["arms"] = [{**arm.model_dump(), "set": {}}]
-    return parse(document, where=where)
+    made = parse(document, where=where)
+    if [peer.name for peer in made.peers] != [peer.name for peer in recipe.peers]:
+        raise RecipeError(
+            f"{where}: all arms have the recipe's peers, in its order: change their other keys, as peers.*.train; "
+            f"training.swarm_size divides them"
+        )
+    return made
 
 
 def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
@@ -190,6 +196,7 @@ def _set_path(node: Any, path: list[str], value: Any, key: str) -> None:
             _set_path(child, rest, value, key)
     elif isinstance(node, dict):
         if rest:
+            node.pop(".".join(path), None)  # an arm's set may quote the key, and the later of the two would count
             child = node.setdefault(head, {})
             _set_path(child, rest, value, key)
         else:

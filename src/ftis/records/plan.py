@@ -38,7 +38,7 @@ class Provenance(TypedDict, total=False):
     modules: dict[str, str]
     versions: dict[str, str]
     machine: dict[str, Any]
-    problems: list[str]
+    problems: dict[str, list[str]]
     joined: str
     continued: list[Provenance]
     arms: list[str]

@@ -11,6 +11,7 @@ A resumed peer first cuts these back to its checkpoint, so they have no round tw
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -101,8 +102,9 @@ def answers_path(directory: Path, split: str, step: int) -> Path:
 
 def written_after(directory: Path, step: int) -> list[Path]:
     """The files of a peer's rounds and evaluations after ``step`` finished rounds."""
-    evaluations = (directory / "evaluations").glob("*.jsonl")
+    answers = sorted((directory / "evaluations").glob("*.jsonl"))
+    named = [(path, re.search(r"-(\d+)$", path.stem)) for path in answers]
     return [
         *(rollouts_path(directory, round) for round in recorded_rounds(directory) if round >= step),
-        *(path for path in sorted(evaluations) if int(path.stem.rpartition("-")[2]) > step),
+        *(path for path, number in named if number and int(number[1]) > step),
     ]

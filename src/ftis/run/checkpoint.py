@@ -85,7 +85,7 @@ def save(
         raise CheckpointError(
             f"checkpoint {target} could not be saved ({first_line(error)}), and {kept[-1] if kept else 'none'} is "
             f"kept: free some space, or move the whole run and name its new place as output_dir, then run the same "
-            f"command again, ftis train and join with --resume"
+            f"command again, ftis train and join with a bare --resume"
         ) from error
     return target
 

@@ -231,9 +231,12 @@ class OfExperiment:
         done = frozenset((job.seed, job.arm) for row in grid.arms for job in row.jobs if job.state == "done")
         plan = self._directory.plan
         complete = frozenset(seed for seed in plan.seeds if all((seed, arm.name) in done for arm in plan.arms))
-        if complete and complete != self._complete:
+        if complete == self._complete:
+            return
+        self._complete, self._verdicts = complete, ()
+        if complete:
             from ftis.comparison.results import compared  # loads scipy
             from ftis.view import comparison
 
             study = read_study(plan.directory)
-            self._complete, self._verdicts = complete, comparison.sections(study, compared(study))
+            self._verdicts = comparison.sections(study, compared(study))

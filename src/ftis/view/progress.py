@@ -87,7 +87,7 @@ class Display:
             with self._bars if self.console.is_terminal else nullcontext():
                 yield
         except KeyboardInterrupt:
-            goes_on = "; the same command goes on, ftis train and join with --resume" if resumes else ""
+            goes_on = "; the same command goes on, ftis train and join with a bare --resume" if resumes else ""
             self._print(f"stopped at once{goes_on}")
             raise
 
