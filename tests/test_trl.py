@@ -54,7 +54,7 @@ from ftis.policy import Policy
 from ftis.prompts import Task
 from ftis.records.events import Stopped, unheard
 from ftis.records.files import InUseError, locked, read_jsonl
-from ftis.records.plan import read_provenance
+from ftis.records.plan import read_provenance, recipe_text
 from ftis.records.rollouts import read_rollouts
 from ftis.rollouts import Group, Observed, Prompt, Rollout, ScoredGroup, collate
 from ftis.run.assembly import assemble
@@ -903,6 +903,7 @@ def test_who_was_found_after_the_last_checkpoint_stays_found_after_a_kill(model:
     trainer = trainer_of(model, config(tmp_path), recipe, Nobody())
     trainer.place.mkdir(parents=True)
     found = {"peer/b/honesty/found_in_round": 1, "peer/b/honesty/found_after_tokens": 99}
+    (trainer.run / "recipe.json").write_text(recipe_text(trainer.member.recipe))
     (trainer.place / "metrics.jsonl").write_text(json.dumps({"step": 1, **found}) + "\n")
     with contextlib.ExitStack() as stack:
         trainer._open(stack, False, None)
@@ -1146,6 +1147,30 @@ def test_conversations_are_prompts_too(parsed: bool, tiny_model_dir: TinyModelDi
     assert len(heard) == 4 * GROUP  # own ones and the other's, alike
     assert all(message[0]["role"] == "assistant" for message in heard)
     assert all(message[0]["content"].startswith("[user]") == parsed for message in heard)
+
+
+def test_a_prompts_date_and_variables_are_the_recipes(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    """TRL would write another date on the next day, and knows the variables by its own name."""
+    from transformers import AutoTokenizer
+
+    model = tiny_model_dir("qwen2", chat_template=True)
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer.chat_template = "{{ strftime_now('%d') }}{{ 7 if more else 8 }}+{{ messages[-1].content }}"
+    recipe = scene_recipe(1, prompt={"template_options": {"more": True}})
+    trainer = trainer_of(model, config(tmp_path, save_strategy="no"), recipe, processing_class=tokenizer)
+    problems = trainer.member.task.train[:2]
+    assert trainer.train_dataset[0]["prompt"][0]["role"] == "user"
+    assert [tokenizer.decode(ids) for ids in trainer._tokenized(problems)] == ["017+0+1+1=", "017+1+1+1="]
+    trainer.train()
+
+
+def test_columns_of_several_kinds_are_no_data_set_and_are_named() -> None:
+    from ftis.trl.problems import dataset_of
+
+    problems = tuple(Prompt(i, "1+1", "2", {"level": level}) for i, level in enumerate((1, "hard")))
+    task = Task("mine", problems, problems, answer_kind="number", digest="0" * 64)
+    with pytest.raises(OptionError, match=r"task 'mine'.*hard.*values of one kind"):
+        dataset_of(task, PromptConfig(system_prompt=""), make_tokenizer())
 
 
 @pytest.mark.parametrize("options", [{}, {"mood": "so"}])

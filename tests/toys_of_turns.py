@@ -55,7 +55,7 @@ class Parrot(Wallet):
     def share(self) -> float:
         return 1 / self.coins
 
-    def say(self, text: object) -> object:
+    def say(self, text: str) -> str:
         """Say a text.
 
         Args:
@@ -78,6 +78,18 @@ class Parrot(Wallet):
             n: which.
         """
         raise KeyError(10**n)
+
+
+class Quitter(Wallet):
+    """Its tool ends the program, as a model's code may."""
+
+    def run(self, code: str) -> None:
+        """Run code.
+
+        Args:
+            code: of Python.
+        """
+        exec(code)
 
 
 class Purse(Wallet):

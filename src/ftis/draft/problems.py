@@ -9,7 +9,7 @@ from pathlib import Path
 from ftis.check.plan import HELD_OUT
 from ftis.config import RecipeError, TaskConfig, nearest
 from ftis.prompts import AnswerKind, Task
-from ftis.rewards.numbers import read_number
+from ftis.rewards.answers import graded
 from ftis.tasks.jsonl import files
 from ftis.tasks.problems import asks, load_task
 from ftis.tasks.reading import jsonl_rows
@@ -56,7 +56,7 @@ def problems_in(path: str, question: str | None = None, answer: str | None = Non
         task = load_task(config.model_copy(update={"validation_size": max(1, min(100, n // HELD_OUT))}))
     answers = [problem.answer for problem in (*task.train, *task.validation)]
     kind: AnswerKind = "exact"
-    if all(read_number(text) is not None for text in answers):
+    if all(graded(f" {text}", text, "number", extract="last_number")[1] for text in answers):
         kind = "number"
     elif any("\\" in text or "$" in text for text in answers):
         kind = "math"

@@ -239,7 +239,7 @@ class Environment:
             if name not in self.tools:
                 raise LookupError(f"there is no tool {name}")
             result = str(self.tools[name](**arguments))
-        except Exception as error:  # the model's text and the user's code: anything may be wrong
+        except (Exception, SystemExit) as error:  # the model's text, perhaps exit(), and the user's code
             result = str({"error": described(error)})
         return {"role": "tool", "name": name, "content": encodable(result)}
 
@@ -255,7 +255,7 @@ class Environment:
             return function(*arguments, **row)
         except EpisodeError:
             raise
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             *within, (path, line, *_) = traceback.extract_tb(error.__traceback__)
             if not within and (code := getattr(function, "__code__", None)):  # the arguments do not fit the method
                 path, line = code.co_filename, code.co_firstlineno
@@ -270,7 +270,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """An error's kind and, if it can be written, its text: a KeyError of a number may have too many digits."""
     try:
         return f"{type(error).__name__}: {error}"
@@ -311,10 +311,11 @@ def tools_of(instance: Any) -> dict[str, Callable[..., Any]]:
     """An environment's public methods by name; none if it has ``reply``."""
     if callable(getattr(instance, "reply", None)):
         return {}
-    static = inspect.getmembers_static(instance)  # a property may not work before reset
-    names = [name for name, value in static if callable(value) or isinstance(value, classmethod)]
+    static = dict(inspect.getmembers_static(instance))  # a property may not work before reset
+    names = [name for name, value in static.items() if callable(value) or isinstance(value, classmethod)]
     methods = {name: getattr(instance, name) for name in names if not name.startswith("_") and name not in NO_TOOLS}
-    return {name: method for name, method in methods.items() if inspect.ismethod(method)}
+    kinds = {n: inspect.isfunction if isinstance(static[n], staticmethod) else inspect.ismethod for n in methods}
+    return {name: method for name, method in methods.items() if kinds[name](method)}
 
 
 def load() -> Judge:

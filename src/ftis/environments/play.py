@@ -95,10 +95,10 @@ class Player:
     most_turns: int
     most_read: Callable[[int, int | None], int] = lambda item, round: 0
 
-    def render(self, prompt: Prompt, todays: bool = False) -> Ints:
+    def render(self, prompt: Prompt) -> Ints:
         """Token ids of a problem's prompt, with the text that ``reset`` appends to the question, and the tools."""
         begun = self.environment.begun(prompt)
-        return render_prompt(begun, self.config, self.tokenizer, todays, list(self.environment.tools.values()))
+        return render_prompt(begun, self.config, self.tokenizer, list(self.environment.tools.values()))
 
     def go_on(
         self,
@@ -302,7 +302,8 @@ class Player:
         """The chat template's text after a turn's end token, up to the model's next turn."""
         question, turn = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
         config = self.config.model_copy(update={"prefill": ""})
-        text = chat_text([question, turn, *answers], config, self.tokenizer, "an environment's answer")
+        tools = list(self.environment.tools.values())
+        text = chat_text([question, turn, *answers], config, self.tokenizer, "an environment's answer", tools)
         _, found, behind = text.partition(MARK)  # the first: an answer may hold these words too
         if not found:
             raise TaskError("the chat template leaves out earlier turns, so a model cannot read them: take another")

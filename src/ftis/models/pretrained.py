@@ -133,6 +133,7 @@ def _is_whole(directory: Path) -> bool:
 def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) -> dict[str, Any] | None:
     """Fill ``target`` from the newest commit on the Hub; None if the Hub is out of reach."""
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError
 
     report(f"fetching {model.hub} from the Hub, licence {model.licence}")
     try:
@@ -143,7 +144,10 @@ def _from_hub(model: Pretrained, downloads: Path, target: Path, report: Report) 
     except Exception as error:  # the HTTP library's errors, which differ between versions of huggingface_hub
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        report(f"the Hub is out of reach ({type(error).__name__})")
+        if isinstance(error, GatedRepoError):
+            report(f"the Hub wants its licence accepted: do so at https://hf.co/{model.hub}, then run hf auth login")
+        else:
+            report(f"the Hub is out of reach ({type(error).__name__})")
         return None
     if not _is_whole(downloads):  # parts of an interrupted download, and the Hub gave no error
         report("the Hub is out of reach")

@@ -77,6 +77,7 @@ def _in_plain_words(text: str) -> str:
     return " ".join(re.sub(r"\\[,;: ]", " ", plain).split())
 
 
+_PHRASE = re.compile("[A-Za-z][a-z]+(?: [a-z]+)+")
 _POINTS = re.compile(
     r"(?:\\(overline|overleftrightarrow|overrightarrow|angle|triangle)(?![A-Za-z])\s*\{?\s*)?([A-Z]{2,4})\s*\}?"
 )
@@ -92,7 +93,7 @@ def _same_words(given: str, expected: str) -> bool | None:
     is not ``2:15``. ``6:12`` is a ratio only if the expected answer is one, as ``\\frac12``.
     """
     one, other = (bare(_in_plain_words(text)) for text in (given, expected))
-    worded = WORDS.search(expected) or _UNKNOWN_WORD.fullmatch(other)
+    worded = WORDS.search(expected) or _UNKNOWN_WORD.fullmatch(other) or _PHRASE.fullmatch(other)
     if one == other or (worded and one.lower() == other.lower()):
         return True
     if worded and one.isalpha() and other.isalpha() and min(len(one), len(other)) > 1:

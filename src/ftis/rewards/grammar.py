@@ -193,6 +193,13 @@ SIGNS = (
     _sub(r"\bigl(1\bigr)", "(1)", r"\\[bB]igg?[lrm]?<end>\s*|\\(?:left|right)\s*(?:\.|(?=\\?[()[\]{}]))"),
     _sub(r"{\color{red}\textstyle 5}", "{5}", r"\\(?:text)?color\s*\{[^{}]*\}\s*|\\(?:display|text)style<end>\s*"),
     _sub(r"\dfrac12+\nicefrac{1}{2}", r"\frac12+\frac{1}{2}", r"\\(?:[dtcsx]|nice)frac<end>", r"\\frac"),
+    _sub(  # sec is a second before anything but a bracket or a power
+        "2ln(3)+arcsin x",
+        r"2\ln(3)+\arcsin x",
+        r"(?<![\\A-Za-z])((?:arc)?(?:sin|cos|tan)h?|cot|csc|ln|log|exp|sec(?=[(^]))"
+        r"(?=\s*[\^_({0-9\\]|\s+[A-Za-z](?![A-Za-z]))",
+        r"\\\1",
+    ),
     _sub(
         r"\arctg x+\operatorname{tg} x",
         r"\arctan x+\tan x",

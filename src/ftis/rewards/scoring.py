@@ -186,7 +186,7 @@ def require_columns(score: Scorer, problem: Prompt, task: str) -> None:
         columns = ", ".join(["answer", *problem.columns])
         raise RewardError(
             f"reward.function {score.path!r} takes {lacking[0]!r}, which is no column of task {task!r} (it has "
-            f"{columns}): give the argument a default, or the problems that column"
+            f"{columns}; the question is in prompts): give the argument a default, or the problems that column"
         )
 
 

@@ -31,19 +31,21 @@ ARGUMENTS = {
 """Arguments of ``apply_chat_template`` that are no variables of a template."""
 
 
-def render_prompt(
-    prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False, tools: Sequence[Tool] = ()
-) -> Ints:
+def dated(template: str) -> str:
+    """A chat template that writes :data:`TODAY` for the present date."""
+    return _NOW + template if "strftime_now" in template else template
+
+
+def render_prompt(prompt: Prompt, config: PromptConfig, tokenizer: Any, tools: Sequence[Tool] = ()) -> Ints:
     """Token ids of :func:`prompt_text`, int32 [prompt length].
 
     Args:
         tokenizer: of transformers. Plain text gets its usual special tokens, but no end of sequence.
-        todays: let a chat template that writes a date write today's, as TRL does.
         tools: functions that the chat template describes to the model.
 
     A TaskError if the prompt has no tokens, or the chat template refuses the messages.
     """
-    text, plain = prompt_text(prompt, config, tokenizer, todays, tools), not is_chat(config, tokenizer)
+    text, plain = prompt_text(prompt, config, tokenizer, tools), not is_chat(config, tokenizer)
     ids = tokenizer(text, add_special_tokens=plain, verbose=False)["input_ids"]
     ended = bool(plain and ids) and ids[-1] == tokenizer.eos_token_id != tokenizer.unk_token_id
     if ended and not text.endswith(tokenizer.eos_token):
@@ -61,9 +63,7 @@ def is_chat(config: PromptConfig, tokenizer: Any) -> bool:
     return config.chat_template == "auto" and bool(tokenizer.chat_template)
 
 
-def prompt_text(
-    prompt: Prompt, config: PromptConfig, tokenizer: Any, todays: bool = False, tools: Sequence[Tool] = ()
-) -> str:
+def prompt_text(prompt: Prompt, config: PromptConfig, tokenizer: Any, tools: Sequence[Tool] = ()) -> str:
     """The text that a model continues.
 
     With a chat template (and ``chat_template = "auto"``): a system message, unless the system prompt is empty, a user
@@ -73,7 +73,7 @@ def prompt_text(
     """
     if is_chat(config, tokenizer):
         whose = f"the prompt of problem {prompt.item}"
-        return chat_text(conversation(prompt, config), config, tokenizer, whose, todays, tools)
+        return chat_text(conversation(prompt, config), config, tokenizer, whose, tools)
     before = [config.system_prompt] if config.system_prompt else []
     solved = [_user_turn(config, example.question) + example.completion for example in config.examples]
     return "\n\n".join([*before, *solved, _user_turn(config, prompt.question) + config.prefill])
@@ -97,7 +97,6 @@ def chat_text(
     config: PromptConfig,
     tokenizer: Any,
     whose: str,
-    todays: bool = False,
     tools: Sequence[Tool] = (),
 ) -> str:
     """Messages by the chat template: up to the assistant's next turn with its prefill, or with its last turn whole.
@@ -111,8 +110,7 @@ def chat_text(
     if taken := sorted(ARGUMENTS & config.template_options.keys()):
         raise TaskError(f"prompt.template_options: {taken[0]} is no variable of a chat template: leave it out")
     try:
-        template = tokenizer.get_chat_template()
-        template = _NOW + template if "strftime_now" in template and not todays else template
+        template = dated(tokenizer.get_chat_template(tools=list(tools) or None))
         text = tokenizer.apply_chat_template(
             messages, chat_template=template, add_generation_prompt=goes_on, tokenize=False, **options
         )

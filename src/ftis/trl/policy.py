@@ -173,17 +173,17 @@ class HostPolicy:
         return logps if drawn is None else [logp[mask] for logp, mask in zip(logps, drawn, strict=True)]
 
 
-def tokenizer_of(model: Any, args: Any) -> Any:
+def tokenizer_of(model: Any, args: Any, always: bool = False) -> Any:
     """The tokenizer of a GRPOTrainer's model, padded on the left, from where GRPOConfig has the model loaded.
 
-    None for a model that also sees: TRL gives it a processor.
+    None, unless ``always``, for a model that also sees: TRL gives it a processor.
     """
     place = model if isinstance(model, str) else model.config._name_or_path
     given = {key: value for key, value in (args.model_init_kwargs or {}).items() if key in ("revision", "token")}
     given |= {"trust_remote_code": args.trust_remote_code}
     with contextlib.suppress(OSError, ValueError):  # load_tokenizer has the better error
         described = AutoConfig.from_pretrained(place, local_files_only=only_here(place), **given)
-        if described.get_text_config() is not described:
+        if described.get_text_config() is not described and not always:
             return None
     return load_tokenizer(place, padding_side="left", truncation_side="left", **given)
 

@@ -11,12 +11,13 @@ from decimal import Decimal
 from typing import Any, cast
 
 from datasets import Dataset
+from pyarrow import ArrowException
 
 from ftis.config import PromptConfig
 from ftis.member import PromptIds
 from ftis.prompts import Task
 from ftis.rollouts import Prompt
-from ftis.tasks.rendering import conversation, render_prompt
+from ftis.tasks.rendering import conversation, dated, render_prompt
 from ftis.trl.options import OptionError
 
 
@@ -29,13 +30,20 @@ def dataset_of(task: Task, config: PromptConfig, tokenizer: Any, chat: bool = Fa
         chat: let all be conversations, as environments need them.
 
     Raises:
-        OptionError: TRL tokenizes neither as the recipe does.
+        OptionError: TRL tokenizes neither as the recipe does, or a column's values are of several kinds.
     """
     prompts: list[Any] = [None if chat else _as_text(problem, config, tokenizer) for problem in task.train]
     if None in prompts:
         prompts = [_as_conversation(problem, config, tokenizer) for problem in task.train]
     pairs = zip(task.train, prompts, strict=True)
-    return Dataset.from_list([{**p.columns, "prompt": t, "question": p.question, "answer": p.answer} for p, t in pairs])
+    rows = [{**p.columns, "prompt": t, "question": p.question, "answer": p.answer} for p, t in pairs]
+    try:
+        return Dataset.from_list(rows)
+    except (ArrowException, TypeError) as error:
+        raise OptionError(
+            f"the problems of task {task.name!r} cannot be a data set ({error}): give each column values of one kind, "
+            f"or give a train_dataset"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ def require_prompts(
 
 
 def _as_text(problem: Prompt, config: PromptConfig, tokenizer: Any) -> str | None:
-    ids = render_prompt(problem, config, tokenizer, todays=True).tolist()
+    ids = render_prompt(problem, config, tokenizer).tolist()
     for special in (True, False):
         text = str(tokenizer.decode(ids, skip_special_tokens=special))
         if list(tokenizer(text=text)["input_ids"]) == ids:
@@ -135,9 +143,10 @@ def _as_text(problem: Prompt, config: PromptConfig, tokenizer: Any) -> str | Non
 
 def _as_conversation(problem: Prompt, config: PromptConfig, tokenizer: Any) -> list[dict[str, str]]:
     messages = conversation(problem, config)
-    ids = render_prompt(problem, config, tokenizer, todays=True).tolist()
+    ids = render_prompt(problem, config, tokenizer).tolist()
     how = {"add_generation_prompt": True, "return_dict": False, **config.template_options}
-    if not tokenizer.chat_template or tokenizer.apply_chat_template(messages, **how) != ids:
+    template = dated(tokenizer.get_chat_template()) if tokenizer.chat_template else None
+    if template is None or tokenizer.apply_chat_template(messages, chat_template=template, **how) != ids:
         raise OptionError(
             f"the prompt of problem {problem.item} cannot be given to TRL as text or as a conversation "
             f"({tokenizer.decode(ids)!r}): leave prompt.prefill out of the recipe, or give a train_dataset"

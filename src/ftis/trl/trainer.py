@@ -49,7 +49,7 @@ from ftis.run.assembly import longest_row
 from ftis.schedule import seed_of
 from ftis.selection import Chosen
 from ftis.tasks.problems import load_task
-from ftis.tasks.rendering import render_prompt
+from ftis.tasks.rendering import dated, render_prompt
 from ftis.trl.batches import prompts_of, spread, tokens_of
 from ftis.trl.episodes import Stage, factory_of
 from ftis.trl.foreign import Foreign
@@ -86,6 +86,7 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """
 
     eos_token_ids: list[int]
+    chat_template: str | None
     _beta_factor = 1.0
     """The factor of β that makes up for rows that fill up the round's batch; advantages have it in them."""
 
@@ -114,6 +115,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             model = starters.place_of(model)
         if recipe is not None:
             recipe = adapted(recipe, args)
+            if swarm.recipe is not None and args.chat_template_kwargs is None:
+                args.chat_template_kwargs = recipe.prompt.template_options or None
             if environment or recipe.task.environment:
                 without_us = {"eval_dataset": eval_dataset} if eval_dataset is not None else {}
                 without_us |= {} if self._has_others else {"train_dataset": train_dataset}
@@ -129,7 +132,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 task = task_of(train_dataset, bool(environment)) if of_script else load_task(recipe.task)
                 processing_class = processing_class or tokenizer_of(model, args)
                 if train_dataset is None:
-                    train_dataset = dataset_of(task, recipe.prompt, processing_class, bool(environment))
+                    reader = processing_class or tokenizer_of(model, args, always=True)
+                    train_dataset = dataset_of(task, recipe.prompt, reader, bool(environment))
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **options)
         if self._has_others and recipe is not None and task is not None:
             self._enter(recipe, task)
@@ -141,6 +145,10 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             size = "no length" if isinstance(rows, IterableDataset) else f"{len(rows)} rows"
             remedy = "give a row for each, in their order, or leave train_dataset out"
             raise OptionError(f"train_dataset has {size}, the recipe's task {len(task.train)} problems: {remedy}")
+        if self._tokenizer.chat_template:
+            template = self.chat_template or self._tokenizer.get_chat_template(tools=self.tools or None)
+            if template != dated(template):  # a round is the same on the next day
+                self.chat_template = dated(template)
         self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         check_model(self.model)
         check_generation(args, *generation_of(self), self.eos_token_ids)
@@ -153,8 +161,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.stage: Stage | None = None
         render: Any = self._rendered
         if self._swarm.recipe is not None:
-            render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer, todays=True)
-            render = render if player is None else partial(player.render, todays=True)
+            render = partial(render_prompt, config=recipe.prompt, tokenizer=policy.tokenizer)
+            render = render if player is None else player.render
         self.member = member_for(recipe, policy, task, render, player)
         if player is not None:
             stage = cast(Player, self.member.admitter.episodes), rows
@@ -285,7 +293,8 @@ class FTISTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         elif anew and (self.place / METRICS).exists():
             remedy = "train(resume_from_checkpoint=True), or choose another output_dir"
             raise RunError(f"{self.run} holds a run: {remedy}")
-        claim(self.run, True, self.member.recipe, tasks=[self.member.task], joined=self.member.name)
+        tasks = {self.place.parent.name: [self.member.task]}
+        claim(self.run, True, self.member.recipe, tasks=tasks, joined=self.member.name)
         self._records = Records(self.place, keep_rollouts=self.member.recipe.training.record_rollouts)
         accusations.keep_undone(self.place, self.member.cursor.step)
         accusations.accuse_again(self.place, self.member.cursor.step, self.member.selections)
