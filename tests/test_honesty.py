@@ -321,12 +321,9 @@ def test_groups_of_a_message_give_together_what_they_give_one_by_one(
     ends = data.draw(st.lists(st.integers(0, 1), min_size=len(rows) - 1, max_size=len(rows) - 1))
     group_N = np.cumsum([0, *ends])
     together, apart = Frequent(groups_of_run=10), Frequent(groups_of_run=10)
-    at_once = data.draw(st.sampled_from([1, 300, 2**20]))  # numbers: of one group, of some, of all
     for _ in range(2):
         sends = [sent(row) for row in rows]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ftis.honesty.frequent.AT_ONCE", at_once)
-            nats = together.add(sends, group_N)
+        nats = together.add(sends, group_N)
         one_by_one = [
             apart.add([row for row, of in zip(sends, group_N, strict=True) if of == group], np.zeros(n, np.int64))[0]
             for group, n in enumerate(np.bincount(group_N))

@@ -1,7 +1,7 @@
 """Evidence that a sender writes a token more often than it reports: an e-detector for each token, and each pair.
 
-Axes: ``_B`` blocks, ``_T`` tokens end to end, ``_P`` keys at all places, ``_U`` distinct keys, ``_A`` known keys,
-``_C`` contexts, ``_X`` hits, ``_K`` shares.
+Axes: ``_B`` blocks, ``_T`` tokens end to end, ``_P`` keys at all places, ``_A`` known keys, ``_C`` contexts, ``_K``
+shares.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ LARGEST = 1e150
 """The largest R, far above every threshold, so products stay finite. If several keys reach it, the first is shown."""
 BLOCK = 8
 """Completions that are taken in before the next keys count."""
-AT_ONCE = 2**16
-"""The most numbers of E in memory: a message's blocks are taken in so many numbers at a time."""
 
 
 class Frequent:
@@ -66,66 +64,34 @@ class Frequent:
         """
         length_N = np.fromiter(map(len, rollouts), np.int64)
         key_2T, gain_TK = _keys(rollouts, length_N), _gains(rollouts) - LOG_REST
-        block_T, blocks = np.repeat(block_N, length_N), int(block_N[-1]) + 1
-        # A block may make others' keys leave. So blocks are taken in together only if all their keys have room.
-        at_once = blocks if len(self._keys) + key_2T.size <= MOST_KEYS // 2 else 1
-        nats_B = list[Floats64]()
-        for first in range(0, blocks, at_once):
-            inside = slice(*np.searchsorted(block_T, (first, first + at_once)))
-            block_2T, gain_2TK = np.tile(block_T[inside] - first, 2), np.concatenate([gain_TK[inside]] * 2)
-            nats_B.append(self._take(key_2T[:, inside].ravel(), block_2T, gain_2TK, at_once))
-        return np.concatenate(nats_B)
+        ends_B = length_N.cumsum()[np.flatnonzero(np.diff(block_N, append=-1))]
+        parts = zip(np.split(key_2T, ends_B[:-1], axis=1), np.split(gain_TK, ends_B[:-1]), strict=True)
+        return np.array([self._take(keys.ravel(), np.tile(gains, (2, 1))) for keys, gains in parts])
 
-    def _take(self, key_P: Keys, block_P: Keys, gain_PK: Floats64, blocks: int) -> Floats64:
-        """The evidence after each of some blocks. A new key counts from the block after its first one on."""
-        key_U, of_P, count_U = np.unique(key_P, return_inverse=True, return_counts=True)
-        first_U = np.empty_like(key_U)
-        first_U[of_P[::-1]] = block_P[::-1]  # the first place of a key is written last
-        new_U = np.flatnonzero(~_lookup(self._keys, key_U)[1] & (key_U % 2**ID_BITS != OTHER))
-        if len(new_U) > MOST_KEYS // 2:  # these are of one block
-            new_U = new_U[np.argsort(-count_U[new_U], kind="stable")[: MOST_KEYS // 2]]
-        keys = np.concatenate([self._keys, key_U[new_U]])
-        order = np.argsort(keys)
-        keys = keys[order]
-        r_KA = np.concatenate([self._r_AK.T, np.zeros((len(SHARES), len(new_U)))], axis=1).take(order, axis=1)
-        first_A = np.concatenate([np.full(len(self._keys), -1), first_U[new_U]])[order]
+    def _take(self, key_P: Keys, gain_PK: Floats64) -> float:
+        """The evidence after a block. Its new keys count from the next one on."""
+        contexts, context_A = np.unique(self._keys >> ID_BITS, return_inverse=True)
+        context_P, counted_P = _lookup(contexts, key_P >> ID_BITS)
+        places_C = np.bincount(context_P[counted_P], minlength=len(contexts))
+        log_e_AK = places_C[context_A][:, None] * LOG_REST
+        row_P, known_P = _lookup(self._keys, key_P)
+        np.add.at(log_e_AK, row_P[known_P], gain_PK[known_P])
+        start = 1 / (self.groups_of_run * len(SHARES) * max(1, len(self._keys)))
+        log_e_AK = np.minimum(log_e_AK, math.log(LARGEST))
+        self._r_AK = np.minimum((self._r_AK + start) * np.exp(log_e_AK), LARGEST)
+        nats = self.nats
 
-        contexts, context_A = np.unique(keys >> ID_BITS, return_inverse=True)
-        context_U, counted_U = _lookup(contexts, key_U >> ID_BITS)
-        place_P = block_P * len(contexts) + context_U[of_P]
-        places = np.bincount(place_P[counted_U[of_P]], minlength=blocks * len(contexts))
-        places_B1C = places.reshape(blocks, 1, -1)
-        e_BKC = np.exp(places_B1C * LOG_REST[:, None])
-        key_of_U, known_U = _lookup(keys, key_U)
-        since_U = np.append(first_A, blocks)[key_of_U]  # the appended entry stands in if there is no key
-        hits = known_U[of_P] & (since_U[of_P] < block_P)
-        cell_P = block_P[hits] * len(keys) + key_of_U[of_P[hits]]
-        is_hit = np.zeros(blocks * len(keys), np.bool_)
-        is_hit[cell_P] = True
-        block_X, key_X = divmod(np.flatnonzero(is_hit), len(keys))
-        number_PK = (is_hit.cumsum()[cell_P] - 1)[:, None] * len(SHARES) + np.arange(len(SHARES))
-        gains = np.bincount(number_PK.ravel(), gain_PK[hits].ravel(), len(key_X) * len(SHARES))
-        log_e_XK = gains.reshape(-1, len(SHARES)) + places_B1C[block_X, 0, context_A[key_X]][:, None] * LOG_REST
-        of_hits_XK = np.exp(np.minimum(log_e_XK, math.log(LARGEST)))
-        total_B = np.zeros(blocks)
-        at_once = max(1, AT_ONCE // max(1, r_KA.size))
-        for first in range(0, blocks, at_once):
-            block_B = np.arange(first, min(first + at_once, blocks))
-            begin, end = np.searchsorted(block_X, (first, block_B[-1] + 1))
-            e_BKA = e_BKC[block_B].take(context_A, axis=2)
-            e_BKA[block_X[begin:end] - first, :, key_X[begin:end]] = of_hits_XK[begin:end]
-            known_BA = first_A < block_B[:, None]
-            start_BA = known_BA / (self.groups_of_run * len(SHARES) * np.maximum(1, known_BA.sum(1))[:, None])
-            for start_A, e_KA in zip(start_BA, e_BKA, strict=True):
-                e_KA *= r_KA + start_A
-                r_KA = np.minimum(e_KA, LARGEST, out=e_KA)
-            total_B[block_B] = e_BKA.sum((1, 2))
-        self._keys, self._r_AK = keys, r_KA.T.copy()
-        if len(keys) > MOST_KEYS:
-            kept = np.sort(np.argsort(-np.where(first_A < 0, r_KA.max(0), np.inf), kind="stable")[:MOST_KEYS])
-            self._keys, self._r_AK = keys[kept], self._r_AK[kept]
-        with np.errstate(divide="ignore"):
-            return np.maximum(np.log(total_B), NOTHING) + math.log(self.groups_of_run)
+        is_new_P = ~known_P & (key_P % 2**ID_BITS != OTHER)
+        new, count = np.unique(key_P[is_new_P], return_counts=True)
+        new = new[np.argsort(-count, kind="stable")[: MOST_KEYS // 2]]
+        if len(self._keys) + len(new) > MOST_KEYS:
+            kept = np.argsort(-self._r_AK.max(1), kind="stable")[: MOST_KEYS - len(new)]
+            self._keys, self._r_AK = self._keys[kept], self._r_AK[kept]
+        keys = np.append(self._keys, new)
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
+        self._r_AK = np.append(self._r_AK, np.zeros((len(new), len(SHARES))), axis=0)[order]
+        return nats
 
     @property
     def nats(self) -> float:
