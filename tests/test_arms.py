@@ -15,7 +15,7 @@ from conftest import TinyModelDir
 from transformers import AutoModelForCausalLM
 
 from ftis.check.estimate import disk_of
-from ftis.check.plan import of_jobs
+from ftis.check.plan import of_jobs, problems
 from ftis.check.quantities import in_bytes
 from ftis.cli import seeds_of
 from ftis.comparison.budgets import matched
@@ -157,6 +157,13 @@ def test_a_task_without_problems_to_validate_with_is_refused(monkeypatch: pytest
     monkeypatch.setattr(checks, "load_task", lambda config: replace(whole, validation=()))
     with pytest.raises(TaskError, match="task 'clock' has no problems to validate with"):
         check(arms_of(parse(document())))
+
+
+def test_the_problems_of_an_arm_are_told_if_they_are_not_the_firsts() -> None:
+    arms = [ALONE, {"name": "F-TIS"}, {"name": "few", "set": {"task.train_size": 60}}]
+    first, few = [line for line in problems(check(arms_of(parse(document(arms=arms))))) if "to train on" in line]
+    assert first.startswith("task clock: ")
+    assert few.startswith("few: task clock: 60 problems")
 
 
 def test_the_threads_of_a_peer_are_those_of_its_arm() -> None:

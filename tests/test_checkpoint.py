@@ -274,7 +274,7 @@ def test_a_checkpoint_that_does_not_fit_into_memory_is_not_to_be_deleted(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(Policy, "load", full)
-    with pytest.raises(CheckpointError, match=r"does not fit into memory now .* with --resume$") as caught:
+    with pytest.raises(CheckpointError, match=r"does not fit into memory now .* by a bare --resume$") as caught:
         checkpoint.load(tmp_path, 1, policy.config, policy.config.model)
     assert_one_line(caught)
 

@@ -9,6 +9,7 @@ import json
 import math
 import operator
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -339,8 +340,18 @@ def evenly(coins: int) -> int:
 def test_a_tool_that_ends_the_program_ends_nothing(apart: bool) -> None:
     play = player("toys_of_turns.Quitter", template=CALLS, most=2000, apart=apart)
     call = json.dumps({"name": "run", "arguments": {"code": "exit(3)"}})
-    assert "SystemExit: 3" in played(play, f"<tool_call>{call}</tool_call><|im_end|>done<|im_end|>").text
+    for _ in range(2):  # exit() closes the standard input, too
+        assert "SystemExit: 3" in played(play, f"<tool_call>{call}</tool_call><|im_end|>done<|im_end|>").text
     play.close()
+
+
+def test_an_environment_that_ends_the_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(of: object, **row: object) -> None:
+        sys.exit(3)
+
+    monkeypatch.setitem(GIVEN, "given.ends", type("Ends", (Wallet,), {"reset": reset}))
+    with pytest.raises(EpisodeError, match="reset raised SystemExit: 3"):
+        player("given.ends", template=CALLS).render(ASKED)
 
 
 def test_of_several_chat_templates_the_one_with_tools_writes_the_prompt() -> None:

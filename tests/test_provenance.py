@@ -18,7 +18,7 @@ from ftis.prompts import Task
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import parse
 from ftis.records.files import InUseError, locked
-from ftis.records.plan import read_plan, read_provenance
+from ftis.records.plan import read_plan, read_provenance, write_run
 from ftis.tasks.problems import make_task
 
 ALONE, TOGETHER = {"name": "alone", "collaborate": False}, {"name": "F-TIS"}
@@ -128,18 +128,36 @@ def test_arms_that_begin_side_by_side_all_have_their_problems_recorded(tmp_path:
 def test_a_deletion_that_is_interrupted_leaves_no_weights_to_go_on_from(
     begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupted(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            (path / "recipe.json").unlink()
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             delete_run(begun)
-    if begun.exists():
-        delete_run(begun)
     assert not begun.exists()
-    delete_run(begin(begun, recipe(ALONE)))
+    assert list(begun.parent.iterdir())
+    delete_run(begun)
     assert not list(begun.parent.iterdir())
+
+
+def test_a_run_that_begins_takes_away_what_an_interrupted_deletion_left(tmp_path: Path) -> None:
+    (tmp_path / ".partial-run" / "alone").mkdir(parents=True)
+    claim(tmp_path / "run", False, recipe(ALONE))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_problems_of_an_earlier_version_are_the_first_arms(tmp_path: Path) -> None:
+    problems = make_task("mine", [("3+3=", "6", {})], [("1+1=", "2", {})], "exact")
+    run = begin(tmp_path / "run", recipe(ALONE, TOGETHER), {"alone": [problems]})
+    known: Any = read_provenance(run)
+    write_run(run, {**known, "problems": known["problems"]["alone"]})
+    changed = make_task("mine", [("3+3=", "7", {})], [("1+1=", "2", {})], "exact")
+    with pytest.raises(RunError, match="the problems of task 'mine'"):
+        claim(run, True, recipe(ALONE, TOGETHER), tasks={"alone": [changed]})
+    assert claim(run, True, recipe(ALONE, TOGETHER), tasks={"alone": [problems], "F-TIS": [changed]})
 
 
 def test_records_without_their_recipe_are_refused_and_stay(begun: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,6 +109,29 @@ def test_a_run_that_went_back_ends_as_if_it_never_had(
     assert differences(records_of(run), records_of(honest / RUN)) == []
     assert same(*(weights(of / "F-TIS" / "a" / "checkpoint-6") for of in (honest / RUN, run)))
     assert (run / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "how"),
+    [
+        ([], "the same command with a bare --resume goes on with"),
+        (["--resume"], "the same command goes on with"),
+        (["--resume", "4"], "the same command with a bare --resume goes on with"),  # else it would go back again
+        (["--overwrite"], "the same command with a bare --resume instead of --overwrite goes on with"),
+    ],
+)
+def test_a_stopped_run_says_which_command_goes_on_with_it(
+    arguments: list[str],
+    how: str,
+    honest: Path,
+    enter: Callable[[Path], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = enter(honest)
+    monkeypatch.setattr("ftis.library.train", lambda *_, **__: SimpleNamespace(finished=False, directory=run))
+    assert ftis("train", "recipe.toml", *arguments) == 130
+    assert f"stopped; {how} {run}" in capsys.readouterr().out
 
 
 def test_what_cannot_be_undone_is_refused_in_a_line_and_nothing_is_deleted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ftis.admission import Collected
 from ftis.member import Outgoing
+from ftis.objectives import F_TIS
 from ftis.recipe.parsing import load
 from ftis.records.events import Evaluated, Event, PeerFinished, PeerStopped, RoundEnded
 from ftis.records.files import saved_steps
@@ -150,30 +152,60 @@ def test_a_peer_that_is_asked_to_stop_saves_before_it_evaluates(finished: int, t
     assert sorted({event.step for event in heard if isinstance(event, Evaluated)}) == [0, 1, 2, 3]
 
 
-def test_a_peer_that_skips_rounds_is_saved_and_evaluated_as_often(tmp_path: Path) -> None:
-    """Its rounds are 0, 5, 8 and 9 of ten: it passes the multiples 3, 6 and 9 of three while it skips."""
+@pytest.mark.parametrize("names", [("small",), ("small", "large")])  # with others the no-regret guard saves, too
+def test_a_peer_that_skips_rounds_is_saved_and_evaluated_as_often(names: tuple[str, ...], tmp_path: Path) -> None:
+    """It finishes the steps 1, 5, 8 and 10 of ten, and passes the multiples 3, 6 and 9 of three while it skips."""
     often = ("training.rounds=10", "training.eval_every=3", "training.save_every=3", "training.save_total_limit=9")
-    swarm = load(DEMO_PAIR, (*SMALL, *often)).of_swarm(("small",))
+    swarm = load(DEMO_PAIR, (*SMALL, *often, "training.no_regret=0.1")).of_swarm(names)
     trainer, heard = assemble(swarm, "small", tmp_path, networked=True), list[Event]()
-    ahead = {0: 0, 1: 5, 6: 8, 9: 9}
-    go_on(trainer.train(heard.append, next_round=ahead.__getitem__), lambda: Collected({}))
-    assert [event.step for event in heard if isinstance(event, Evaluated)] == [0, 6, 9, 10]
-    assert saved_steps(tmp_path) == [6, 9, 10]
+    ahead = {0: 0, 1: 4, 5: 7, 8: 9}
+    missing = names[1:]
+    go_on(trainer.train(heard.append, next_round=ahead.__getitem__), lambda: Collected({}, missing=missing))
+    assert [event.step for event in heard if isinstance(event, Evaluated)] == [0, 5, 8, 10]
+    assert saved_steps(tmp_path) == [5, 8, 10]
 
 
-def test_a_selection_that_fails_leaves_what_others_remember_as_it_was(tmp_path: Path) -> None:
-    swarm = load(DEMO_PAIR, (*SMALL, "training.no_regret=0.1", "training.selections=['test_together.second_round']"))
-    trainer = assemble(swarm.of_swarm(("small", "large")), "small", tmp_path, networked=True)
+GUARDED = (*SMALL, "training.no_regret=0.1")
+
+
+@pytest.mark.parametrize("place", ["training.selections=['{}']", "objective.name='{}'"])
+def test_a_selection_that_fails_leaves_what_others_remember_as_it_was(place: str, tmp_path: Path) -> None:
+    own = place.format("test_together.second_round" if "selections" in place else "test_together.WITH_SELECTION")
+    swarm = load(DEMO_PAIR, (*GUARDED, own)).of_swarm(("small", "large"))
+    trainer = assemble(swarm, "small", tmp_path, networked=True)
     with pytest.raises(RuntimeError, match="the second round"):
         go_on(trainer.train(lambda event: None), lambda: Collected({}, missing=("large",)))
     assert saved_steps(tmp_path) == [1]
     assert len(checkpoint.selections(tmp_path, 1)["regret"]["rewards"]) == 1
 
 
+def test_a_finished_round_that_could_not_be_reported_is_remembered(tmp_path: Path) -> None:
+    swarm = load(DEMO_PAIR, (*GUARDED, "training.selections=['test_together.all_of_them']"))
+    trainer = assemble(swarm.of_swarm(("small", "large")), "small", tmp_path, networked=True)
+
+    def report(metrics: Any) -> None:
+        if metrics["step"] == 2:
+            raise RuntimeError("the tracker is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.records, "report", report)
+        with pytest.raises(RuntimeError, match="tracker"):
+            go_on(trainer.train(lambda event: None), lambda: Collected({}, missing=("large",)))
+    assert saved_steps(tmp_path) == [2]
+    assert len(checkpoint.selections(tmp_path, 2)["regret"]["rewards"]) == 2
+
+
+def all_of_them(judged: Judged) -> list[float]:
+    return [1.0] * len(judged.rows)
+
+
 def second_round(judged: Judged) -> list[float]:
     if judged.batch.round_N.max() == 1:
         raise RuntimeError("the second round")
     return [1.0] * len(judged.rows)
+
+
+WITH_SELECTION = replace(F_TIS, selections=(second_round,))
 
 
 def longest(completions: list[str], **_: Any) -> list[float]:

@@ -767,6 +767,8 @@ def fails_on(bad: Sequence[int], how: str, later: bool) -> Any:
         for at in (i for i, ids in enumerate(completion_ids) if ids == list(bad)):
             if how == "raises":
                 raise ValueError("no number")
+            if how == "exits":
+                raise SystemExit(3)
             if how == "too few":
                 return rewards[:at]
             rewards[at] = {"None": None, "inf": float("inf"), "text": "much"}[how]
@@ -779,7 +781,11 @@ def fails_on(bad: Sequence[int], how: str, later: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("how", "later"), [("raises", True), ("too few", False), ("None", False), ("inf", True), ("text", False)]
+    ("how", "later"),
+    [
+        *[(how, True) for how in ("raises", "exits", "inf")],
+        *[(how, False) for how in ("exits", "too few", "None", "text")],
+    ],
 )
 def test_a_completion_that_rewards_fail_on_rejects_its_group(
     how: str, later: bool, model: Path, tmp_path: Path
@@ -1174,7 +1180,7 @@ def test_columns_of_several_kinds_are_no_data_set_and_are_named() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"mood": "so"}])
-def test_a_template_that_writes_a_date_is_written_as_trl_does(options: dict[str, str]) -> None:
+def test_a_template_that_writes_a_date_makes_a_data_set(options: dict[str, str]) -> None:
     from ftis.trl.problems import dataset_of
 
     tokenizer = make_tokenizer()  # whose first token a template leaves out, so that text is no way to give a prompt

@@ -69,7 +69,7 @@ def group_advantages(reward_N: Tensor, group_N: Tensor, scale_rewards: Literal["
         float [N], dtype of ``reward_N``.
     """
     if reward_N.ndim != 1 or reward_N.shape != group_N.shape:
-        raise ValueError(f"reward_N and group_N must both be [N], got {reward_N.shape} and {group_N.shape}")
+        raise ValueError(f"reward_N and group_N must both be [N], got {list(reward_N.shape)} and {list(group_N.shape)}")
     if scale_rewards not in ("group", "none"):
         raise ValueError(f'scale_rewards is {scale_rewards!r}: give "group" or "none"')
     advantage_N = torch.zeros_like(reward_N)

@@ -300,7 +300,7 @@ def train(
     if resume and not directory.exists():
         from ftis.records.plan import RECIPE
 
-        there = [place.name for place in directory.parent.glob("*") if (place / RECIPE).exists()]
+        there = [place.name for place in directory.parent.glob("[!.]*") if (place / RECIPE).exists()]
         near = did_you_mean(directory.name, there)
         console.print(f"--resume: there is no {directory} to resume, so the run begins{near}")
     _train(loaded, arms, resume, overwrite)

@@ -97,7 +97,8 @@ def join(
         display(Planned((CHECKING,)))
         found = library.join(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, say=display)
     if not found.finished:
-        console.print(f"left the swarm; the same command with a bare --resume goes on from {found.directory}")
+        how = f"a bare --resume{' instead of --overwrite' if overwrite else ''}"
+        console.print(f"left the swarm; the same command with {how} goes on from {found.directory}")
         raise typer.Exit(130)
     conclude(found.directory)
 

@@ -107,9 +107,9 @@ def geometric_over_old(log: LogProbs) -> Tensor:
 
 def over_generator(log: LogProbs) -> Tensor:
     """ρ = π_θ / π_gen per unit, at each of its tokens, which share the gradient ∇ρ: [N, T]."""
-    logp_NT, old_NT = log.logp_NT, log.logp_NT.detach()
+    logp_NT, fixed_NT = log.logp_NT, log.logp_NT.detach()
     if log.unit_NT is not None:
-        logp_NT = old_NT + (logp_NT - old_NT) / log.tokens(log.units(torch.ones_like(old_NT))).clamp(min=1)
+        logp_NT = fixed_NT + (logp_NT - fixed_NT) / log.tokens(log.units(torch.ones_like(fixed_NT))).clamp(min=1)
     return log.tokens(exp_ratio(log.units(logp_NT) - log.gen_logp_NU))
 
 

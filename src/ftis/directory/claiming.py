@@ -74,6 +74,7 @@ def claim(
     """
     differences = may_claim(directory, resume, recipe, tasks=tasks)
     if differences is None:
+        shutil.rmtree(_deleted(directory), ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
         about = beginning(recipe, tasks, joined)
         with locked(directory / LOCK, patience=LOCK_SECONDS), contextlib.ExitStack() as locks:
@@ -156,13 +157,18 @@ def delete_run(directory: Path) -> None:
     Raises:
         InUseError: something does.
     """
-    gone = directory.with_name(f"{PARTIAL}{directory.name}")  # also of a deletion that was interrupted
+    gone = _deleted(directory)
     with _unused(directory, peers=True):
         shutil.rmtree(gone, ignore_errors=True)
         if not (directory / RECIPE).exists():
             return
         directory.replace(gone)  # so that it is whole or gone
     shutil.rmtree(gone)
+
+
+def _deleted(directory: Path) -> Path:
+    """The place of a run while it is deleted; a deletion that is interrupted leaves a part of the run there."""
+    return directory.with_name(f"{PARTIAL}{directory.name}")
 
 
 def peer_lock(directory: Path) -> Path:

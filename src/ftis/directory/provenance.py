@@ -108,9 +108,9 @@ def _digest(task: Task) -> str:
 
 
 def recorded_problems(known: Provenance) -> dict[str, list[str]]:
-    """The digests of a provenance by arm; {} of an earlier version's, which had the first arm's alone."""
-    problems = known.get("problems")
-    return problems if isinstance(problems, dict) else {}
+    """The digests of a provenance by arm. An earlier version had those of the first arm alone."""
+    problems: Any = known.get("problems", {})
+    return problems if isinstance(problems, dict) else {next(iter(known["objectives"])): problems}
 
 
 def check_problems(directory: Path, tasks: Tasks) -> None:

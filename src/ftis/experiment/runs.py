@@ -229,7 +229,7 @@ def _run_in_processes(jobs: Sequence[PeerJob], computing: int, say: Say, stop: S
     swarms = _by_swarm(jobs)
     turns = Turns([[job.peer for job in members] for members in swarms], computing)
     in_processes = [Job(job.peer, run_peer_process, (job,), asks=True) for job in jobs]
-    run_jobs(in_processes, len(jobs), say, stop, remedy="run again with --resume", turns=turns)
+    run_jobs(in_processes, len(jobs), say, stop, remedy="run again with a bare --resume", turns=turns)
 
 
 def run_peer_process(job: PeerJob, say: Say, stop: Stop, ask: Callable[[Outgoing | None], Collected | None]) -> None:

@@ -192,6 +192,7 @@ def serve(load: Callable[[], Judge]) -> None:
     the process, so it does not outlive its parent.
     """
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    requests = os.fdopen(os.dup(0), "rb")  # Python's exit() closes sys.stdin
     os.dup2(2, 1)  # a library may print, and must not spoil a reply
     try:
         judge = load()
@@ -208,7 +209,7 @@ def serve(load: Callable[[], Judge]) -> None:
                 resource.setrlimit(limit, (most, most))
     set_timer, seconds = getattr(signal, "setitimer", lambda *_: None), float(sys.argv[1])
     replies.write("ready\n")
-    for line in sys.stdin.buffer:
+    for line in requests:
         request = json.loads(line)
         # SIGPROF keeps its default, which ends the process, even inside big-number arithmetic.
         set_timer(getattr(signal, "ITIMER_PROF", 0), seconds)

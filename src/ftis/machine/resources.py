@@ -154,8 +154,8 @@ def memory_ran_out(error: BaseException) -> str | None:
         return None
     return (
         f"memory ran out: {text.splitlines()[0]}; a model needs less with a smaller tokens_per_microbatch and with "
-        f"gradient_checkpointing (a run can go on with both), with a smaller sampling.batch_size or frozen_dtype, and "
-        f"through LoRA; ftis train RECIPE --dry-run estimates it"
+        f"gradient_checkpointing (a run can go on with both), with a smaller sampling.batch_size, with frozen_dtype "
+        f"and through LoRA; ftis train RECIPE --dry-run estimates it"
     )
 
 

@@ -40,7 +40,7 @@ def named(tracker: str) -> Iterator[None]:
     except Exception as error:  # the user's code, or a service that is not there
         raise TrackerError(
             f"report_to: {tracker} raised {type(error).__name__}: {error}; mend it or leave it out "
-            f"(--set 'report_to=[]'), then run the same command with --resume"
+            f"(--set 'report_to=[]'), then run the same command with a bare --resume"
         ) from error
 
 

@@ -238,7 +238,7 @@ def errors_named(source: Path, remedy: str = ANEW) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CheckpointError(
-            f"{source} does not fit into memory now ({first_line(error)}): free some, then run again with --resume"
+            f"{source} does not fit into memory now ({first_line(error)}): free some, then go on by a bare --resume"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{source} cannot be resumed ({first_line(error)}): {remedy}") from error

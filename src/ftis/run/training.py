@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ftis.engines.devices import peak_bytes
@@ -128,9 +129,10 @@ class Trainer:
                 collected = yield outgoing
                 if collected is None:
                     raise Stopped
-                if training.selections:  # a user's own may fail after others have taken in the round
+                if training.selections or member.objective.selections:  # these may fail after others took in the round
                     states = deepcopy(checkpoint.states_of(member.selections))
                 record = peer.finish(round, collected)
+                states = {}
                 try:
                     if drawing is not None:
                         peer.ahead = self.scored(round + 1, drawing.groups.result())
@@ -289,7 +291,7 @@ class Trainer:
         best = PeerRun.read(place).best if training.load_best_model_at_end else 0
         states = checkpoint.states_of(peer.member.selections)
         pinned = self.guard.pinned if self.guard else frozenset()
-        between = {step for step in saved_steps(place) if step % training.save_every} if self.guard else set()
+        between = self._between(saved_steps(place)) if self.guard else set()
         self.records.sync()
         limit = training.save_total_limit
         unfinished = checkpoint.unfinished(peer)
@@ -297,6 +299,13 @@ class Trainer:
         # Until this checkpoint was whole, the guard needed those in between.
         for step in between - pinned - {best, peer.member.cursor.step}:
             checkpoint.delete(checkpoint_path(place, step))
+
+    def _between(self, saved: Collection[int]) -> set[int]:
+        """Steps of checkpoints that only the guard asked for."""
+        finished = [row.step for row in PeerRun.read(self.records.directory).rounds]
+        before = {step: earlier for earlier, step in pairwise([0, *finished])}
+        every = self.peer.recipe.training.save_every
+        return {step for step in saved if not _passes(every, before.get(step, step - 1), step)}
 
     def __enter__(self) -> Trainer:
         return self

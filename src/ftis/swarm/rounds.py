@@ -409,7 +409,8 @@ class Rounds:
         if through:
             decisions.append(self._of_round("finished", f"without {', '.join(through)}, who finished it before"))
         if len(delivered) + len(aside) >= self.settings.quorum > len(delivered):
-            decisions.append(self._of_round("aside", f"below the quorum without {', '.join(aside)}, set aside"))
+            who = ", ".join(aside)
+            decisions.append(self._of_round("aside", f"closed with fewer than the quorum: {who} set aside"))
         if expected:
             why = self._reason(expected, now)
             decisions.append(self._of_round("deadline", f"closed {why} without {', '.join(expected)}"))

@@ -33,12 +33,12 @@ def sparing(function: Any, foreign: Callable[[], bool]) -> Any:
                 return await function(**arguments)
             try:
                 return _numbers(await function(**arguments), arguments)
-            except Exception:
+            except (Exception, SystemExit):  # a function may run code of the model
                 rewards: list[float | None] = []
                 for row in _rows(arguments):
                     try:
                         rewards += _numbers(await function(**row), row)
-                    except Exception:
+                    except (Exception, SystemExit):
                         rewards.append(FAILED)
                 return rewards
 
@@ -50,12 +50,12 @@ def sparing(function: Any, foreign: Callable[[], bool]) -> Any:
             return function(**arguments)
         try:
             return _numbers(function(**arguments), arguments)
-        except Exception:
+        except (Exception, SystemExit):
             rewards: list[float | None] = []
             for row in _rows(arguments):
                 try:
                     rewards += _numbers(function(**row), row)
-                except Exception:
+                except (Exception, SystemExit):
                     rewards.append(FAILED)
             return rewards
 

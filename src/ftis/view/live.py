@@ -208,7 +208,7 @@ class OfExperiment:
     def __init__(self, directory: Directory, link: Link) -> None:
         self._directory, self._link = directory, link
         self._grid: Jobs | None = None
-        self._complete: frozenset[int] = frozenset()
+        self._complete: frozenset[tuple[int, str, int]] = frozenset()
         self._verdicts: Sequence[Section] = ()
 
     def look(self, tell_time: bool) -> Content:
@@ -227,16 +227,18 @@ class OfExperiment:
         return Content((plan.directory, self._complete), changed, page, sections)
 
     def _compare(self, grid: Jobs) -> None:
-        """Compare the complete seeds anew when another seed is complete."""
+        """Compare the complete seeds anew when there are others, or other arms, or more rounds."""
         done = frozenset((job.seed, job.arm) for row in grid.arms for job in row.jobs if job.state == "done")
         plan = self._directory.plan
-        complete = frozenset(seed for seed in plan.seeds if all((seed, arm.name) in done for arm in plan.arms))
+        seeds = [seed for seed in plan.seeds if all((seed, arm.name) in done for arm in plan.arms)]
+        complete = frozenset((seed, arm.name, arm.recipe.training.rounds) for seed in seeds for arm in plan.arms)
         if complete == self._complete:
             return
-        self._complete, self._verdicts = complete, ()
+        self._verdicts = ()
         if complete:
             from ftis.comparison.results import compared  # loads scipy
             from ftis.view import comparison
 
             study = read_study(plan.directory)
             self._verdicts = comparison.sections(study, compared(study))
+        self._complete = complete
