@@ -52,8 +52,8 @@ def scaling(study: Study) -> dict[str, Any] | None:
     over peers: over seeds, with its interval and each seed's.
 
     ``times`` says how many times as much a peer alone would have to sample to end as high, by a straight line over
-    log₂ between the peers alone and the ceilings; None where no ceiling is as high. ``times_per_seed`` has the same of
-    each seed's means. ``pays_from`` is the least s / t,
+    log₂ between the peers alone and the ceilings; None where no ceiling is as high, 0 where the peers alone end higher.
+    ``times_per_seed`` has the same of each seed's means. ``pays_from`` is the least s / t,
     seconds to sample a rollout over seconds to train on one, at which the swarm takes a peer less time than that:
     s + m·t < times · (s + t). It is 0 where the swarm pays whatever the ratio, None where ``times`` is unknown or 1.
     ``seconds_alone`` are what a peer alone took here for so many times the sampling, by a straight line over log₂ for
@@ -171,14 +171,17 @@ def _worth_alone(size: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) ->
             for seed, reached in final["per_seed"].items()
         },
         "pays_from": None if times is None or times <= 1 else max(0.0, (m - times) / (times - 1)),
-        "seconds_alone": None if times is None else _seconds_at(times, own, alone),
+        "seconds_alone": None if not times else _seconds_at(times, own, alone),
     }
 
 
 def _reached_at(line: Sequence[tuple[float, float]], height: float) -> float | None:
-    """The least x at which a line through (x, y), straight over log₂ x, is as high as ``height``; None if nowhere."""
+    """The least x at which a line through (x, y), straight over log₂ x, is as high as ``height``; None if nowhere.
+
+    0 if the whole line is higher.
+    """
     if not line or height <= line[0][1]:
-        return line[0][0] if line else None
+        return (line[0][0] if height == line[0][1] else 0.0) if line else None
     for (x0, y0), (x1, y1) in pairwise(line):
         if y0 < height <= y1:
             return float(x0 * (x1 / x0) ** ((height - y0) / (y1 - y0)))
@@ -336,9 +339,13 @@ def _times(found: Mapping[str, Any], size: Mapping[str, Any]) -> str:
         return ""
     most = found["ceilings"][-1]["sampled"] / found["own_rollouts"]
     of_seeds = sorted(size["times_per_seed"].values(), key=lambda times: inf if times is None else times)
-    mean, least, greatest = (
-        f"over {most:g}" if times is None else f"{times:.2g}" for times in (size["times"], of_seeds[0], of_seeds[-1])
-    )
+
+    def worth(times: float | None) -> str:
+        if times is None:
+            return f"over {most:g}"
+        return f"{times:.2g}" if times else "under 1"
+
+    mean, least, greatest = map(worth, (size["times"], of_seeds[0], of_seeds[-1]))
     return f"{mean} [{least} to {greatest}]" if len(of_seeds) > 1 else mean
 
 

@@ -152,6 +152,30 @@ def test_a_run_with_little_provenance_is_exported(
     assert f"| ftis | {'0.0.1' if provenance else 'not known'} |" in (to / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_card_of_a_base_that_cannot_be_read_and_of_an_environment(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base's own card is no YAML, and the environment's tools stand in the prompt."""
+    place = tmp_path / "place"
+    shutil.copytree(run.parents[1], place)
+    (place / "models" / "a" / "README.md").write_text("---\nlicense: other: see LICENSE\n---\n")
+    recorded = json.loads((place / "runs" / "tiny-seed0" / "recipe.json").read_text())
+    recorded["task"]["environment"] = "toys_of_turns.Wallet"
+    (place / "runs" / "tiny-seed0" / "recipe.json").write_text(json.dumps(recorded))
+    seen: list[Any] = []
+
+    def prompt(*given: Any) -> str:
+        seen.append(given[3])
+        return "the prompt"
+
+    monkeypatch.setattr("ftis.view.card.prompt_text", prompt)
+    monkeypatch.chdir(place)
+    assert ftis("export", "runs/tiny-seed0", "--peer", "a", "--to", str(tmp_path / "out")) == 0
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "The environment `toys_of_turns.Wallet` answered its turns" in card
+    assert [[tool.__name__ for tool in tools] for tools in seen] == [["earn"]]
+
+
 def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_no_part(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

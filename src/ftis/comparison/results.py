@@ -123,7 +123,9 @@ def _unequal_starts(study: Study, seed: int) -> list[str]:
         starts: dict[tuple[str, str], dict[str, float]] = {}
         for arm in study.arms:
             untrained = study.peer(seed, arm.name, peer).on(VALIDATION)[0]
-            measured = arm.recipe.peer(peer).model, arm.recipe.model_dump_json(include=MEASURED_BY)
+            of_peer = arm.recipe.peer(peer)
+            loaded = of_peer.model_dump_json(include={"dtype", "frozen_dtype"})
+            measured = of_peer.model, loaded + arm.recipe.model_dump_json(include=MEASURED_BY)
             starts.setdefault(measured, {})[arm.name] = untrained.accuracy
         for (model, _), by_arm in starts.items():
             if max(by_arm.values()) - min(by_arm.values()) > SAME_START:

@@ -69,6 +69,7 @@ class Standing:
         decline: of the accuracy on validation, up to its last evaluation; None without one.
         without_foreign: the number of rounds that used no foreign rollout: the last ones in a row or, if the run has
             finished, all.
+        in_a_row: the last ones in a row.
         alone: the fate of the others' rollouts in these rounds.
         seconds_left: an estimate by its last rounds; None while there is none.
         silent_for: seconds since its records last changed; None if they are complete or absent.
@@ -93,6 +94,7 @@ class Standing:
     trouble: Trouble | None = None
     decline: Decline | None = None
     without_foreign: int = 0
+    in_a_row: int = 0
     alone: Sequence[Source] = ()
     seconds_left: float | None = None
     silent_for: float | None = None
@@ -147,7 +149,7 @@ def standing(
         return Standing(name, rounds, started=bool(evaluations), together=together, silent_for=silent_for)
     step, means, recent = rows[-1].step, reward_means(rows), rows[-WINDOW:]
     finished, usual, noise = step >= rounds, _usual(recent), _unrest(recent)
-    without_foreign = rounds_without(rows, lambda row: not row.measures.get(WITHOUT_FOREIGN))
+    without_foreign = in_a_row = rounds_without(rows, lambda row: not row.measures.get(WITHOUT_FOREIGN))
     lonely = rows[-min(without_foreign, WINDOW) :] if without_foreign else []
     if whole and finished:
         recent, lonely = rows, [row for row in rows if row.measures.get(WITHOUT_FOREIGN)]
@@ -171,6 +173,7 @@ def standing(
         trouble=trouble_of(name, rows, best or 0.0, evaluations),
         decline=decline_of(evaluations),
         without_foreign=without_foreign,
+        in_a_row=in_a_row,
         alone=[source_of(other, lonely) for other in others if lonely],
         seconds_left=None if finished or usual is None else usual * (rounds - step),
         silent_for=None if finished else silent_for,

@@ -150,7 +150,12 @@ def _nothing_learned(rows: Sequence[RoundRow]) -> Trouble | None:
     mean = {key: fmean(m[key] for m in streak) for key in CAUSAL if all(key in m for m in streak)}
     kind, since = why_nothing(mean) or why_nothing(streak[-1]), rows[-1].step - rounds + 1
     if kind == "constant" and since > 1:  # it told completions apart before
-        kind = "easy"
+        best = max((earned for step, earned in reward_means(rows) if step < since), default=math.inf)
+        right = mean.get(keys.ANSWER_RIGHT)
+        if right == 0:
+            kind = "answer"
+        elif mean["reward"] >= best and (right is None or right >= MOSTLY):
+            kind = "easy"
     return Trouble(kind, rounds, since)
 
 

@@ -18,6 +18,7 @@ from ftis.machine.resources import nearest_existing
 from ftis.preparing.checks import check
 from ftis.recipe.arms import arms_of
 from ftis.recipe.parsing import load, parse, toml
+from ftis.rewards.scoring import RewardError
 
 WIDTH = 48
 """The column at which comments begin, unless a value reaches beyond it."""
@@ -65,7 +66,11 @@ def begin(
             stub.write_text(_stub(name, problems), encoding="utf-8")
         recipe.write_text(_toml(sections), encoding="utf-8")
         doing("trying the prompts and the reward")
-        checked = check(arms_of(load(recipe)))
+        try:
+            checked = check(arms_of(load(recipe)))
+        except RewardError as error:
+            instead = "" if reward == "own" else "; or give --reward own, and write the reward yourself"
+            raise RewardError(f"{error}{instead}") from None
         doing("measuring the memory of an update")
         sections, needs = _fitting(sections)
         recipe.write_text(_toml(sections), encoding="utf-8")

@@ -103,6 +103,8 @@ def get(name: str, directory: Path, report: Report) -> Path:
     model, target = MODELS[name], directory / name
     if _is_whole(target):
         return target
+    if target.exists() and (target.is_file() or any(target.iterdir())):
+        raise ModelError(f"{target} is there and holds no whole model (config.json, *.safetensors): move it away first")
     downloads = directory / ".downloads"
     try:
         downloads.mkdir(parents=True, exist_ok=True)

@@ -14,14 +14,16 @@ from huggingface_hub.repocard import metadata_load
 
 from ftis.check.quantities import counted
 from ftis.comparison.summary import accuracy_is
+from ftis.config import FtisError, Recipe
 from ftis.engines.places import looks_local, only_here
 from ftis.engines.tokenizers import load_tokenizer
+from ftis.environments.contract import open_environment
 from ftis.models import pretrained, starters
 from ftis.records.plan import RECIPE, read_provenance, recorded_recipe
 from ftis.records.reading import PeerRun
 from ftis.rollouts import Prompt
 from ftis.run.export import Trained
-from ftis.tasks.rendering import prompt_text
+from ftis.tasks.rendering import Tool, prompt_text
 
 
 class Base(NamedTuple):
@@ -44,7 +46,7 @@ def base_of(model: str) -> Base:
         return Base(None, f"{model}, a small model that comes with ftis", "Apache-2.0")
     place, local = Path(model), looks_local(model)
     metadata: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
+    with suppress(Exception):  # of another's file, which may hold anything
         file = place / "README.md" if local else hf_hub_download(model, "README.md", local_files_only=only_here(model))
         metadata = metadata_load(file) or {}
     licence = str(metadata.get("license_name") or metadata.get("license") or "")
@@ -127,11 +129,22 @@ def _asked(trained: Trained, adapter: bool) -> list[str]:
     """The prompt of training, and the ends and length of completions."""
     recipe, sampling = trained.recipe, trained.recipe.sampling
     tokenizer = load_tokenizer(str(trained.checkpoint))
-    prompt = prompt_text(Prompt(0, "{question}", ""), recipe.prompt, tokenizer)
+    prompt = prompt_text(Prompt(0, "{question}", ""), recipe.prompt, tokenizer, _tools(recipe))
+    played = ""
+    if recipe.task.environment:
+        played = f" The environment `{recipe.task.environment}` answered its turns, and may add to the question."
     stops = f" Text ends before {', '.join(map(repr, sampling.stop))}." if sampling.stop else ""
     return [
         "## How to ask it\n\nThe prompt of training, with a problem instead of `{question}`:\n",
         textwrap.indent(prompt, "    ", lambda line: True),
         f"\nIt sampled at temperature {sampling.temperature:g}, at most {sampling.max_completion_length} tokens. "
-        f"{'' if adapter else '`generation_config.json` says the same temperature.'}{stops}\n",
+        f"{'' if adapter else '`generation_config.json` says the same temperature.'}{stops}{played}\n",
     ]
+
+
+def _tools(recipe: Recipe) -> list[Tool]:
+    """The tools of the run's environment; none if it cannot be opened here."""
+    with suppress(FtisError):
+        if recipe.task.environment is not None:
+            return list(open_environment(recipe.task.environment, apart=False).tools.values())
+    return []
