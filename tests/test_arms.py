@@ -159,6 +159,13 @@ def test_a_task_without_problems_to_validate_with_is_refused(monkeypatch: pytest
         check(arms_of(parse(document())))
 
 
+def test_a_task_for_evaluation_alone_is_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_task(parse(document()).task)
+    monkeypatch.setattr(checks, "load_task", lambda config: replace(whole, train=()))
+    with pytest.raises(RunError, match=r"has no problems to train on: put it under \[\[ood\]\]"):
+        check(arms_of(parse(document())))
+
+
 def test_the_problems_of_an_arm_are_told_if_they_are_not_the_firsts() -> None:
     arms = [ALONE, {"name": "F-TIS"}, {"name": "few", "set": {"task.train_size": 60}}]
     first, few = [line for line in problems(check(arms_of(parse(document(arms=arms))))) if "to train on" in line]

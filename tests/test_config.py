@@ -160,7 +160,7 @@ def test_mistakes_are_named_with_their_places() -> None:
         ({"name": "a b"}, ["name = 'a b'"]),
         ({"name": "line\n"}, [r"name = 'line\n'"]),
         ({"name": "x" * 65}, ["name = 'xxx"]),
-        ({"report_to": "wandb"}, ["report_to = 'wandb'", "an array"]),
+        ({"report_to": 3}, ["report_to = 3", "an array"]),
         ({"task__options": 3}, ["task.options = 3", "a table"]),
         ({"peers": []}, ["[[peers]]"]),
         ({"peers": ["small"]}, ["peers.0 = 'small'", "a table"]),
@@ -305,6 +305,11 @@ def test_an_override_of_an_arms_key_counts_whether_or_not_the_recipe_quotes_it(p
         path.write_text(TEXT + f'[[arms]]\nname = "x"\nset = {{ {keys} }}\n', encoding="utf-8")
         recipe = load(path, ["arms.x.set.training.rounds=9"])
         assert with_arm(recipe, recipe.arms[-1]).training.rounds == 9
+
+
+def test_a_single_text_needs_no_brackets(path: Path) -> None:
+    recipe = load(path, ["report_to=tensorboard", "sampling.stop=x", 'training.selections="a.b"'])
+    assert (recipe.report_to, recipe.sampling.stop, recipe.training.selections) == (("tensorboard",), ("x",), ("a.b",))
 
 
 def test_a_bad_override_is_one_line_that_begins_with_it(path: Path) -> None:

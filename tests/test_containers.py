@@ -14,6 +14,7 @@ import pytest
 import yaml
 from commands import ROOT, parsed, shell_commands
 
+from ftis.joining.join import choose_arm
 from ftis.recipe.parsing import load
 from ftis.version import VERSION
 
@@ -52,7 +53,8 @@ def test_every_peer_of_the_recipe_joins_by_a_command_that_is_one() -> None:
         assert (values["peer"], values["key"].name) == (peers[-1], f"{peers[-1]}.key")
         assert values["client"]
         assert values["resume"]  # started again after a crash, it goes on
-        load(ROOT / "recipes" / "demo_three.toml", values["set_"])
+        recipe = load(ROOT / "recipes" / "demo_three.toml", values["set_"])
+        assert choose_arm(recipe, values["peer"], values["arm"])[0] == "F-TIS"
         if where.startswith("compose"):
             assert (ROOT / values["recipe"].relative_to("/")).is_file()
     assert sorted(peers) == sorted(2 * NAMES)

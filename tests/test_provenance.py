@@ -212,6 +212,14 @@ def test_a_run_takes_new_arms_and_says_when_they_came(begun: Path) -> None:
     assert read_provenance(begun) == before
 
 
+def test_a_recipe_without_arms_takes_some_as_the_one_named_after_its_objective(tmp_path: Path) -> None:
+    run, objective = begin(tmp_path / "run", recipe()), {"name": recipe().objective.name}
+    with pytest.raises(RunError, match=r"holds the arms .* besides"):
+        claim(run, True, recipe(ALONE))
+    claim(run, True, recipe(objective, ALONE))
+    assert read_provenance(run)["continued"][0]["arms"] == ["alone"]
+
+
 def test_a_run_without_its_provenance_goes_on_and_gets_one(begun: Path) -> None:
     objectives = read_provenance(begun)["objectives"]
     (begun / "provenance.json").unlink()
@@ -294,13 +302,6 @@ def test_what_differs_is_named_with_both_values(
     run = begin(tmp_path / "run", parse(document))
     with pytest.raises(RunError, match=rf"they differ in: {differs}"):
         claim(run, True, parse(document | sections(document)))
-
-
-def test_a_run_without_arms_takes_none(tmp_path: Path) -> None:
-    """Its one arm is named after the objective; with arms it would have another name."""
-    directory = begin(tmp_path / "run", recipe())
-    with pytest.raises(RunError, match="differ in: arms"):
-        claim(directory, True, recipe(ALONE, TOGETHER))
 
 
 def test_a_run_cannot_have_fewer_rounds_than_it_has_finished(begun: Path) -> None:

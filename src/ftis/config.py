@@ -43,11 +43,11 @@ class _Section(BaseModel):
 
 
 # TOML arrays arrive as lists; strict mode would insist on tuples.
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
+ONE = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+Strings = Annotated[tuple[str, ...], Field(strict=False), ONE]
 OneOrMore = Annotated[
     Strings,
     Field(min_length=1),
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
     PlainSerializer(lambda value: value[0] if len(value) == 1 else list(value)),
 ]
 """A string, or several; a recipe writes a single one without brackets."""
@@ -150,7 +150,7 @@ class SamplingConfig(_Section):
     top_k: Annotated[int, Field(ge=0)] = 0
     """Sample among the k most probable tokens only; 0 is off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), ONE] = ()
     """A completion ends with the token that completes one of these strings. Text after the string is not read."""
     end_tokens: Strings = ()
     """Tokens that end a completion for every peer, beside its model's own: base and instruct models end differently."""

@@ -20,7 +20,7 @@ from ftis.directory.provenance import (
     note_continuation,
     recorded_problems,
 )
-from ftis.recipe.arms import Arm, arms_of
+from ftis.recipe.arms import Arm, arm_configs, arms_of
 from ftis.records.files import EVALUATIONS, METRICS, PARTIAL, InUseError, locked, saved_steps
 from ftis.records.plan import PROVENANCE, RECIPE, read_plan, read_provenance, recipe_text, recorded_recipe, write_run
 
@@ -218,8 +218,10 @@ def _require_same_recipe(directory: Path, recipe: Recipe) -> tuple[list[str], Di
         the names of the added arms, and the keys of :data:`NOTED` that differ.
     """
     before = read_plan(directory).recipe
+    if recipe.arms and not before.arms:  # its only arm has the objective's name
+        before = before.model_copy(update={"arms": tuple(arm_configs(before))})
     had, has = {arm.name for arm in before.arms}, {arm.name for arm in recipe.arms}
-    added = [arm.name for arm in recipe.arms if had and arm.name not in had]
+    added = [arm.name for arm in recipe.arms if arm.name not in had]
     differing, free = _differing(before, _without(recipe, added))
     fewer = sorted(had - has)
     if fewer and has and not _differing(_without(before, fewer), _without(recipe, added))[0]:

@@ -63,6 +63,10 @@ def check(arms: list[Arm], prompts: bool = True) -> Checked:
             require_precision(peer)
             vocabulary(peer.model, arm.recipe.sampling.end_tokens)
         loaded = [_load(config, arm.recipe, tasks, rewarded) for config in (arm.recipe.task, *arm.recipe.ood)]
+        if not loaded[0].train:
+            raise RunError(
+                f"task {loaded[0].name!r} has no problems to train on: put it under [[ood]], and name another in [task]"
+            )
         _check_scores(arm.recipe.reward, loaded[0])
         for ood in loaded[1:]:
             require_unseen(loaded[0], ood)

@@ -45,7 +45,7 @@ def _check_ends(arm: Arm, known: Mapping[str, Vocabulary]) -> None:
             models = ", ".join(dict.fromkeys(recipe.peer(name).model for name in names))
             raise RunError(
                 f"arm {arm.name!r}: sampling.end_tokens names {unknown[0]!r}, which is no token of {models}: write it "
-                f"as its tokenizer does"
+                f'as its tokenizer does; if the peers\' tokenizers differ, let all set exchange = "text"'
             )
 
 

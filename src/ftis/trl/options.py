@@ -178,7 +178,11 @@ def _of_saving(args: Any, recipe: Recipe) -> Iterator[str]:
 
 def _of_recipe(recipe: Recipe, objective: Objective, peer: str) -> Iterator[str]:
     config, parts = recipe.peer(peer), (objective.advantage, objective.ratio, objective.surrogate, objective.reduction)
-    if parts != (within_group, over_old, clipped, sequence_mean) or objective.clip_joint or objective.beta:
+    if objective.beta:
+        yield f"objective.beta = {objective.beta:g}: TRL computes the loss; leave it out, and set beta in GRPOConfig"
+    if objective.clip_joint:
+        yield "objective.clip_joint = true: TRL computes the loss; leave it out"
+    if parts != (within_group, over_old, clipped, sequence_mean):
         yield (
             f'objective.name = "{recipe.objective.name}": TRL computes the loss; name one that differs from NoIS in '
             f"its weights and filter alone (TIS, F-TIS, F-TIS-lifted), and set loss_type, importance_sampling_level, "
