@@ -110,7 +110,7 @@ def _digest(task: Task) -> str:
 def recorded_problems(known: Provenance) -> dict[str, list[str]]:
     """The digests of a provenance by arm. An earlier version had those of the first arm alone."""
     problems: Any = known.get("problems", {})
-    return problems if isinstance(problems, dict) else {next(iter(known["objectives"])): problems}
+    return problems if isinstance(problems, dict) else {next(iter(known.get("objectives", ())), ""): problems}
 
 
 def check_problems(directory: Path, tasks: Tasks) -> None:
