@@ -154,7 +154,7 @@ def remarks_on(peer: Standing) -> list[Remark]:
         if peer.finished and peer.without_foreign < peer.lately:
             span = f"{peer.without_foreign} of {counted(peer.lately, 'round')}"
         text = f"Learned from nobody else in {span}{f' ({why})' if why else ''}"
-        often = peer.in_a_row >= UNREWARDED or 2 * peer.without_foreign >= peer.rounds
+        often = peer.in_a_row >= UNREWARDED or (peer.finished and 2 * peer.without_foreign >= peer.rounds)
         found.append(Remark("trouble" if often else "look", text, "alone"))
     if peer.silent_for is not None and peer.silent_for > max(SILENT, SILENT_ROUNDS * (peer.usual or 0)):
         usual = "" if peer.usual is None else f"; its rounds took {in_time(peer.usual)}"
