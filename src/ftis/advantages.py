@@ -72,17 +72,17 @@ def group_advantages(reward_N: Tensor, group_N: Tensor, scale_rewards: Literal["
         raise ValueError(f"reward_N and group_N must both be [N], got {list(reward_N.shape)} and {list(group_N.shape)}")
     if scale_rewards not in ("group", "none"):
         raise ValueError(f'scale_rewards is {scale_rewards!r}: give "group" or "none"')
-    advantage_N = torch.zeros_like(reward_N)
+    advantage_N, least = torch.zeros_like(reward_N), 1e3 * torch.finfo(reward_N.dtype).tiny ** 0.5
     groups, index_N = torch.unique(group_N, return_inverse=True)
-    least = 1e3 * torch.finfo(reward_N.dtype).tiny ** 0.5
     one_of_its_group_N = reward_N.new_zeros(len(groups)).scatter(0, index_N, reward_N)[index_N]
     for group in torch.unique(group_N[reward_N != one_of_its_group_N]):
         members = group_N == group
         rewards = reward_N[members]
         relative = rewards - rewards.mean()
         if scale_rewards == "group":
-            if not least < rewards.std(correction=0) < 1 / least:  # squares leave the range of their dtype
-                rewards = relative / relative.abs().max()
-            relative = (rewards - rewards.mean()) / rewards.std(correction=0)
+            if not least < (deviation := rewards.std(correction=0)) < 1 / least:  # squares leave their dtype's range
+                relative = relative / relative.abs().max()
+                deviation = relative.std(correction=0)
+            relative = relative / deviation
         advantage_N[members] = relative
     return advantage_N

@@ -31,6 +31,7 @@ from ftis.cli_options import (
     Resume,
     Resuming,
     busy,
+    by_bare_resume,
     check_resume,
     conclude,
     console,
@@ -316,8 +317,7 @@ def _train(loaded: Recipe, only: tuple[str, ...], resume: str | None, overwrite:
         display(Planned((CHECKING,)))
         found = library.train(loaded, only=only, resume=resume is not None, overwrite=overwrite, say=display)
     if not found.finished:
-        instead = " instead of --overwrite" if overwrite else ""
-        how = "" if resume == NEWEST else f" with a bare --resume{instead}"
+        how = "" if resume == NEWEST else f" {by_bare_resume(overwrite)}"
         console.print(f"stopped; the same command{how} goes on with {found.directory}")
         raise typer.Exit(130)
     conclude(found.directory)

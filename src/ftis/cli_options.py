@@ -119,6 +119,11 @@ def go_back(directory: Path, step: int, arms: tuple[str, ...], dry_run: bool) ->
         console.print(line)
 
 
+def by_bare_resume(overwrite: bool) -> str:
+    """The options with which a stopped command goes on: it could go back, or delete the run, once more."""
+    return f"with a bare --resume{' instead of --overwrite' if overwrite else ''}"
+
+
 def check_resume(resume: str | None, overwrite: bool) -> None:
     if resume and overwrite:
         raise typer.BadParameter("--resume and --overwrite exclude each other")

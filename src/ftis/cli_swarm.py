@@ -17,6 +17,7 @@ from ftis.cli_options import (
     Overwrite,
     Resume,
     busy,
+    by_bare_resume,
     check_resume,
     conclude,
     console,
@@ -97,8 +98,8 @@ def join(
         display(Planned((CHECKING,)))
         found = library.join(loaded, peer, arm=arm, resume=resume is not None, overwrite=overwrite, say=display)
     if not found.finished:
-        how = f"a bare --resume{' instead of --overwrite' if overwrite else ''}"
-        console.print(f"left the swarm; the same command with {how} goes on from {found.directory}")
+        how = by_bare_resume(overwrite)
+        console.print(f"left the swarm; the same command {how} goes on from {found.directory}")
         raise typer.Exit(130)
     conclude(found.directory)
 

@@ -21,7 +21,7 @@ from ftis.engines.models import load_config, with_tokens_of, without_weights
 from ftis.engines.offload import BANDWIDTH, bandwidth
 from ftis.engines.rows import shared_beginning
 from ftis.engines.tokenizers import load_tokenizer
-from ftis.environments.contract import open_environment
+from ftis.environments.contract import tools_named
 from ftis.experiment.processes import frozen_base, offloads, runs_in_parallel, shared_bases
 from ftis.machine.resources import available_bytes, nearest_existing, resident_bytes
 from ftis.models import starters
@@ -431,8 +431,7 @@ def _prompt_lengths(swarm: Recipe, tokenizer: Any, lines: list[str]) -> tuple[li
         task = load_task(swarm.task)
         n = swarm.prompts_per_peer
         items = sorted({item for peer in swarm.peers for item in assigned(swarm, len(task.train), peer.name, 0)[:n]})
-        environment = open_environment(swarm.task.environment, apart=False) if swarm.task.environment else None
-        tools = list(environment.tools.values()) if environment else []
+        tools = tools_named(swarm.task.environment)
         prompts = [render_prompt(task.train[item], swarm.prompt, tokenizer, tools) for item in items]
         return [len(prompt) for prompt in prompts], shared_beginning(prompts)
     except FtisError as error:

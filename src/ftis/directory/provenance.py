@@ -142,14 +142,13 @@ def note_continuation(
     with locked(directory / LOCK, patience=LOCK_SECONDS):
         known, before = read_provenance(directory), provenances(directory)
         seen = any(all(one.get(key) == now.get(key) for key in OF_ITS_TIME[1:]) for one in before)
-        problems = {**now["problems"], **recorded_problems(known)}
-        if problems != known.get("problems"):
-            write_run(directory, known := {**known, "problems": problems})
+        document = {**known, "problems": {**now["problems"], **recorded_problems(known)}}
         if added or changed or not seen:
             more = {**({"arms": added} if added else {}), **({"changed": changed} if changed else {})}
             entry = {**{key: now.get(key) for key in OF_ITS_TIME}, **more}
             objectives = {**now["objectives"], **known.get("objectives", {})}
-            document = {**known, "objectives": objectives, "continued": [*before[1:], entry]}
+            document |= {"objectives": objectives, "continued": [*before[1:], entry]}
+        if document != known:
             write_run(directory, document, recipe if added or changed else None)
         return [] if seen else [key for key in OF_ITS_TIME[1:] if before[-1].get(key) != now.get(key)]
 

@@ -318,6 +318,11 @@ def tools_of(instance: Any) -> dict[str, Callable[..., Any]]:
     return {name: method for name, method in methods.items() if kinds[name](method)}
 
 
+def tools_named(path: str | None) -> list[Callable[..., Any]]:
+    """The tools of the environment that ``task.environment`` names, none without one. Raises as open_environment."""
+    return list(open_environment(path, apart=False).tools.values()) if path is not None else []
+
+
 def load() -> Judge:
     """The work of the helper's process: playing episodes of the environment that its arguments name."""
     sys.path += [place for place in sys.argv[3:] if place not in sys.path]

@@ -14,10 +14,10 @@ from huggingface_hub.repocard import metadata_load
 
 from ftis.check.quantities import counted
 from ftis.comparison.summary import accuracy_is
-from ftis.config import FtisError, Recipe
+from ftis.config import FtisError
 from ftis.engines.places import looks_local, only_here
 from ftis.engines.tokenizers import load_tokenizer
-from ftis.environments.contract import open_environment
+from ftis.environments.contract import tools_named
 from ftis.models import pretrained, starters
 from ftis.records.plan import RECIPE, read_provenance, recorded_recipe
 from ftis.records.reading import PeerRun
@@ -129,7 +129,10 @@ def _asked(trained: Trained, adapter: bool) -> list[str]:
     """The prompt of training, and the ends and length of completions."""
     recipe, sampling = trained.recipe, trained.recipe.sampling
     tokenizer = load_tokenizer(str(trained.checkpoint))
-    prompt = prompt_text(Prompt(0, "{question}", ""), recipe.prompt, tokenizer, _tools(recipe))
+    tools: list[Tool] = []
+    with suppress(FtisError):  # the environment may be out of reach here
+        tools = tools_named(recipe.task.environment)
+    prompt = prompt_text(Prompt(0, "{question}", ""), recipe.prompt, tokenizer, tools)
     played = ""
     if recipe.task.environment:
         played = f" The environment `{recipe.task.environment}` answered its turns, and may add to the question."
@@ -140,11 +143,3 @@ def _asked(trained: Trained, adapter: bool) -> list[str]:
         f"\nIt sampled at temperature {sampling.temperature:g}, at most {sampling.max_completion_length} tokens. "
         f"{'' if adapter else '`generation_config.json` says the same temperature.'}{stops}{played}\n",
     ]
-
-
-def _tools(recipe: Recipe) -> list[Tool]:
-    """The tools of the run's environment; none if it cannot be opened here."""
-    with suppress(FtisError):
-        if recipe.task.environment is not None:
-            return list(open_environment(recipe.task.environment, apart=False).tools.values())
-    return []
